@@ -1,0 +1,75 @@
+/* A device: memory with tags, streams, events, copies. Filled in by a backend (kernels/cpu/, kernels/cuda/) as one const table.
+ * On the CPU a stream is the device's thread pool, work is done when the call returns, and events are free. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+struct device;
+struct stream;
+struct device_event;
+
+/* Every allocation says what it is for; `tidepool plan` predicts the peak by these tags. */
+enum mem_tag {
+    MEM_WEIGHTS,   /* packed weights */
+    MEM_FAST,      /* fast tiers: kept and recent entries of running sequences */
+    MEM_ACTIVE_KV, /* full K and V of the layer that is being prefilled */
+    MEM_BRIDGE,    /* hidden states of the prompt between two layers */
+    MEM_WORKSPACE, /* activations of a chunk or a decode step, scratch of ops */
+    MEM_STAGING,   /* blocks on their way to or from the pool, and blocks that the pool did not take */
+    MEM_INDEX,     /* device copies of key indexes (GPU) */
+    MEM_PAGE_CACHE, /* fetched sub-pages (GPU) */
+    MEM_TAG_COUNT,
+};
+const char *mem_tag_name(enum mem_tag tag);
+
+struct device_memory_stats {
+    size_t now[MEM_TAG_COUNT];  /* bytes held */
+    size_t peak[MEM_TAG_COUNT]; /* most ever held under this tag */
+    size_t total_now, total_peak;
+    uint64_t n_allocations;     /* held now */
+};
+
+/* Instruction sets of the CPU backend; AUTO takes the best that the processor has. */
+enum cpu_isa { CPU_ISA_AUTO, CPU_ISA_PLAIN, CPU_ISA_AVX2, CPU_ISA_AVX512 };
+
+struct device_config {
+    int n_threads;       /* CPU: compute threads, the caller's included; 1..256 */
+    enum cpu_isa isa;    /* CPU: which versions of the ops; all give the same bits */
+    int ordinal;         /* CUDA device */
+    size_t memory_limit; /* bytes the arena may hold; 0: no limit */
+};
+
+struct device_properties {
+    char name[128]; /* e.g. "cpu avx512 2 threads" */
+    size_t memory_bytes;
+    int n_threads;
+    enum cpu_isa isa;
+};
+
+struct device_ops {
+    const char *name; /* "cpu", "cuda" */
+    /* Owner thread only, blocks. -ENODEV (no such device or instruction set), -ENOMEM, -EINVAL. */
+    int (*open)(const struct device_config *config, struct device **ret_device);
+    void (*close)(struct device *device); /* NULL is fine; asserts that nothing is allocated */
+    void (*properties)(const struct device *device, struct device_properties *ret);
+    /* 64-byte aligned, contents undefined (debug builds: filled with 0xFF). -ENOMEM also beyond memory_limit. Owner thread only. */
+    int (*alloc)(struct device *device, enum mem_tag tag, size_t bytes, void **ret_memory);
+    void (*free)(struct device *device, void *memory); /* NULL is fine */
+    void (*memory_stats)(const struct device *device, struct device_memory_stats *ret);
+    void (*reset_peaks)(struct device *device); /* peak = now */
+    /* Makes host memory (the pool) readable by kernels; a no-op on the CPU. */
+    int (*host_register)(struct device *device, void *base, size_t bytes);
+    void (*host_unregister)(struct device *device, void *base);
+
+    int (*stream_create)(struct device *device, struct stream **ret_stream);
+    void (*stream_free)(struct stream *stream);
+    int (*stream_sync)(struct stream *stream); /* waits; a sticky device error is negative */
+    int (*event_create)(struct device *device, struct device_event **ret_event);
+    void (*event_free)(struct device_event *event);
+    int (*event_record)(struct device_event *event, struct stream *stream);
+    int (*stream_wait)(struct stream *stream, struct device_event *event);
+    /* Any direction; asynchronous on the stream for CUDA. */
+    int (*copy)(struct stream *stream, void *dst, const void *src, size_t bytes);
+};
+
+const struct device_ops *cpu_device_ops(void);

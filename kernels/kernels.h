@@ -1,0 +1,194 @@
+/* The mathematics: every op of the model and of the cache, on raw pointers, sizes and a stream. A backend fills `struct kernel_ops`.
+ *
+ * Thread: each call comes from the thread that owns the device. Ops are asynchronous on the stream (CPU: done on return). Memory is the caller's.
+ * Errors: 0, -EINVAL (a shape that no caller may ask for), -ENOTSUP (a shape this backend has no kernel for); nothing is written then.
+ * Shapes are row-major, n_heads = n_kv_heads * group; activations fp32, K and V bf16 bits, indices int32.
+ *
+ * Determinism (docs/design.md): every output element is a fixed expression of its inputs, whatever the batch, chunk, thread count or instruction set.
+ * GEMM: one chain of fma over k ascending from 0. Other sums: 16 lanes (element i goes to lane i % 16, in order), then the tree
+ * ((l0+l8)+(l4+l12)) + ... given by reduce16() in kernels/cpu/lanes.h. exp, log, sincos are the project's own (kernels/cpu/vmath.h).
+ *
+ * Partials of attention are (m, l, o): m = max logit (natural units, scale applied), l = sum exp(logit - m), o = sum exp(logit - m) * v, not divided by l.
+ * An empty partial is m = -INFINITY, l = 0, o = 0. */
+#pragma once
+#include "kernels/device.h"
+#include "proto/block_layout.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef uint16_t bf16_t; /* the upper half of an fp32 */
+typedef uint16_t fp16_t;
+
+/* ---- weights ---- */
+enum weight_dtype { WEIGHT_F32, WEIGHT_F16, WEIGHT_BF16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K, WEIGHT_DTYPE_COUNT };
+
+/* A matrix [n_rows, n_cols] in the backend's packed layout (CPU: panels of 16 rows, codes at their stored width). y = x W^T. */
+struct weight {
+    enum weight_dtype dtype;
+    int64_t n_rows, n_cols;
+    const void *packed; /* device memory, owned by the model */
+};
+
+struct matmul_out {
+    const struct weight *w;
+    float *y;              /* [n, n_rows] with row stride ld_y */
+    int64_t ld_y;
+    const float *bias;     /* [n_rows] or NULL; added after the chain */
+    const float *residual; /* like y, may be y; added last; or NULL */
+};
+
+/* ---- RoPE ---- */
+enum rope_style { ROPE_INTERLEAVED /* pairs (2i, 2i+1): GGUF llama */, ROPE_HALVES /* pairs (i, i + d/2): Hugging Face, GGUF qwen2 */ };
+
+/* Where the K and V of one token go: head h at k + h * head_stride. */
+struct kv_dst {
+    bf16_t *k, *v;
+    int64_t head_stride; /* elements */
+};
+
+struct qkv_params {
+    float *q;                  /* [n, n_heads, d]: in place RoPE, then the Hadamard rotation */
+    const float *k, *v;        /* [n, n_kv_heads, d], straight from the projection (bias added) */
+    const float *rope;         /* [n, d/2, 2] cos, sin from rope_table */
+    enum rope_style style;
+    const struct kv_dst *dst;  /* [n]: K (RoPE, rotated) and V, rounded to bf16 (nearest even) */
+    int n, n_heads, n_kv_heads, head_dim;
+};
+
+/* ---- attention ---- */
+/* Queries of one 128-token block over positions 0 .. own position (consistent prefill attends whatever k and v hold). Blocks are visited in ascending order, keys in a
+ * block likewise, with an online softmax per block of 128; so the result of a query does not depend on n_q. */
+struct attn_prefill_params {
+    const float *q;     /* [n_q, n_heads, d] rotated */
+    int64_t pos0;       /* of query 0; pos0 / 128 == (pos0 + n_q - 1) / 128 */
+    int n_q;            /* 1..128 */
+    const bf16_t *k, *v; /* head h, position p at k + h * head_stride + p * d */
+    int64_t head_stride;
+    int n_heads, n_kv_heads, head_dim;
+    float scale;
+    float *out;         /* [n_q, n_heads, d], divided by l */
+    float *ret_ml;      /* [n_q, n_heads, 2] (m, l) or NULL */
+};
+
+/* One run of bf16 rows: rows [n, d] of one KV head. */
+struct kv_rows {
+    const bf16_t *k, *v;
+    int n;
+};
+
+/* A sub-page to attend or to score. Bit t of `tokens` set: token t is in the slow tier (not kept, not recent). */
+struct kv_page {
+    const uint8_t *page;  /* sub-page in the pool; format by `sink` */
+    const uint8_t *index; /* its index entry */
+    uint16_t tokens;
+    bool sink;            /* the BF16 sub-page of block 0 */
+};
+
+/* Decode attention of one token of one sequence in one KV head: fast rows, then the best slow pages, merged.
+ *  1. partial over rows[0..n_rows) (kept, then recent).
+ *  2. if n_pages > fetch_pages: for each page and query head e = log-sum-exp over its slow tokens of the logits that the 2-bit index gives; total = lse(fast, all e);
+ *     mass(page) = mean over the group of exp(e - total); the fetch_pages of largest mass (ties: lower page index) are attended; else all.
+ *  3. partial over the chosen pages in ascending page order: key logits by integer dot products of the codes with the query in two signed digits
+ *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values dequantized in registers, BF16 pages in fp32.
+ *  4. merge, divide by l. */
+struct attn_decode_item {
+    const float *q;   /* [group, d] rotated */
+    float *out;       /* [group, d] */
+    struct kv_rows rows[2];
+    const struct kv_page *pages; /* [n_pages], position order */
+    int n_pages;
+    int fetch_pages;             /* INT32_MAX: all */
+    int32_t *ret_chosen;         /* [min(fetch_pages, n_pages)] ascending, or NULL */
+    int ret_n_chosen;            /* out: pages attended */
+};
+
+struct attn_decode_params {
+    struct attn_decode_item *items;
+    int n_items;
+    const struct block_layout *layout;
+    int group, head_dim;
+    float scale;
+};
+
+/* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32); pooled along i (max, width `pool`, centred,
+ * edges clipped) per query head or after the group mean as `pool_after_group` says; mean over the group. Two passes, blockwise; never W x S. */
+struct window_score_params {
+    const float *q;      /* [n_window, n_heads, d] rotated; query w is at position n_keys - n_window + w */
+    int n_window;
+    const bf16_t *k;     /* head h, position p at k + h * head_stride + p * d */
+    int64_t head_stride;
+    int64_t n_keys;
+    int n_heads, n_kv_heads, head_dim;
+    float scale;
+    int pool;            /* odd, 1: none */
+    bool pool_after_group;
+    float *scores;       /* [n_kv_heads, n_keys] */
+};
+
+/* ---- blocks ---- */
+struct block_params {
+    const struct block_layout *layout;
+    bool first;          /* block 0 of a sequence */
+    uint8_t *slice;      /* one layer's slice, layout->slice_bytes[first] */
+    bf16_t *k, *v;       /* head h, token t at k + h * head_stride + t * d, 128 tokens */
+    int64_t head_stride;
+};
+
+/* ---- sampling ---- */
+struct logit_bias { int32_t token; float bias; };
+struct token_count { int32_t token; int32_t n_prompt, n_output; }; /* for the penalties, distinct tokens, any order */
+struct sample_params {
+    float temperature;       /* 0: greedy, ties to the lower id */
+    int32_t top_k;           /* <= 0: off */
+    float top_p, min_p;      /* 1, 0: off */
+    float presence_penalty, frequency_penalty, repetition_penalty; /* 0, 0, 1: off */
+    uint64_t seed;           /* Philox4x32-10 key */
+    uint64_t position;       /* Philox counter: position of the token that is drawn */
+    const struct logit_bias *bias; int n_bias;
+    const struct token_count *counts; int n_counts;
+    const int32_t *banned; int n_banned; /* never drawn (min_tokens, ignore_eos keeps eos allowed) */
+    int n_top;               /* how many top log-probabilities to return, 0..32 */
+};
+struct top_logprob { int32_t token; float logprob; };
+struct sample_result {
+    int32_t token;
+    float logprob;           /* of the drawn token, log-softmax of the raw logits (before temperature and penalties) */
+    struct top_logprob top[32];
+    int n_top;
+};
+
+struct kernel_ops {
+    /* Bytes of the packed form, and packing from the file's bytes (rows of n_cols, GGUF block order). n_cols must be a multiple of the dtype's block (1, 32 or 256). */
+    size_t (*weight_bytes)(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols);
+    int (*weight_pack)(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed);
+    /* y_i = x W_i^T (+ bias) (+ residual) for n_outs <= 4 weights over the same x [n, n_cols] with row stride ld_x. */
+    int (*matmul)(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
+    /* y[i] = row ids[i] of w, [n, n_cols]. */
+    int (*embed)(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
+    /* y = x / sqrt(mean(x^2) + eps) * gamma; [n, dim]; y may be x. */
+    int (*rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y);
+    /* out = silu(gate) * up; [n, dim], out may be gate. */
+    int (*silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
+    /* cos and sin of positions[i] * inv_freq[j], times `factor`: [n, n_freq, 2]. Angles in double. */
+    int (*rope_table)(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
+    int (*qkv_finish)(struct stream *s, const struct qkv_params *p);
+
+    int (*attn_prefill)(struct stream *s, const struct attn_prefill_params *p);
+    int (*attn_decode)(struct stream *s, struct attn_decode_params *p);
+    int (*window_scores)(struct stream *s, const struct window_score_params *p);
+    /* Indices of the k largest of scores[n] per row, ascending by index; ties: lower index first; k <= n. [n_rows, k]. NaN counts as -inf. */
+    int (*topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);
+    /* Gathers rows: dst row j = src row indices[j], K and V of one head, [n, d] bf16. */
+    int (*gather_rows)(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);
+
+    /* Codes 128 tokens of all KV heads of a layer into the slice, index included. With `attended` the values that the slice gives back replace k and v (bf16). Returns the
+     * number of non-finite inputs (>= 0). */
+    int (*block_encode)(struct stream *s, const struct block_params *p, bool attended);
+    /* The other way: slice to k and v; the very values that block_encode(attended) left. */
+    int (*block_decode)(struct stream *s, const struct block_params *p);
+
+    /* One row of logits [n_vocab]; not changed. */
+    int (*sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
+};
+
+const struct kernel_ops *cpu_kernel_ops(void);

@@ -1,0 +1,48 @@
+/* Command-line options that can also come from the environment and a configuration file. One table a program.
+ * Precedence: flag > environment (TIDEPOOL_<NAME>, dashes as underscores) > file (--config FILE: `name = value` lines, # comments) > default.
+ * A wrong value gives -EINVAL with a text that names the option, where it came from, the value and what is allowed. Single-threaded. */
+#pragma once
+#include "proto/base/error.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum option_kind {
+    OPTION_STR,   /* const char *, points into argv, the environment or the set */
+    OPTION_INT,   /* int64_t within [min, max]; `zero_word` (e.g. "all") may stand for max */
+    OPTION_BYTES, /* int64_t; 512M, 2G, 1.5G (powers of 1024) within [min, max] */
+    OPTION_DOUBLE, /* double within [min, max] (as integers) */
+    OPTION_BOOL,  /* bool; --x, --x=on|off */
+    OPTION_ENUM,  /* int: index into `choices` */
+};
+
+struct option_spec {
+    const char *name;           /* without dashes; also the key in the file */
+    enum option_kind kind;
+    size_t offset;              /* of the field in the caller's struct */
+    const char *fallback;       /* default as text; NULL: required (OPTION_STR: stays NULL if `optional`) */
+    const char *help;           /* one line; name the unit */
+    const char *metavar;        /* e.g. "PATH"; NULL for bool and enum */
+    int64_t min, max;           /* OPTION_INT, OPTION_BYTES */
+    const char *const *choices; /* OPTION_ENUM, NULL-terminated */
+    const char *max_word;       /* OPTION_INT: a word that means `max`, or NULL */
+    bool optional;              /* OPTION_STR without default may be missing */
+};
+
+struct option_set {
+    const char *program;      /* "tidepool serve" */
+    const char *summary;      /* one sentence */
+    const char *examples;     /* shown under Examples: by --help */
+    const struct option_spec *specs;
+    size_t n_specs;
+    const char *positional;   /* name of an optional positional argument, or NULL */
+};
+
+/* Fills the struct at `values`. Returns 0; 1 after printing --help or --version to stdout; -EINVAL. `ret_positional` may be NULL.
+ * --config and --help, --version are understood without standing in the table. Strings live until the process ends. */
+int options_parse(const struct option_set *set, int argc, char **argv, void *values, const char **ret_positional, struct error *err);
+/* Prints `name = value` lines of the effective configuration. */
+void options_print(const struct option_set *set, const void *values, FILE *out);
+/* The value of one option as text that options_parse reads back to the same value; for handing options to a child process. */
+int options_format(const struct option_spec *spec, const void *values, char *text, size_t size);

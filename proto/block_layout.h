@@ -1,0 +1,88 @@
+/* The table of record of a KV block's bytes in the pool. A block is 128 tokens x all layers of one rank, one extent, layer-contiguous:
+ *
+ *   extent = [layer 0 slice][layer 1 slice] ...
+ *   slice  = [kv head 0] [kv head 1] ...
+ *   kv head part = [index: 8 entries, one a sub-page][sub-page 0] ... [sub-page 7]
+ *
+ * A sub-page is 16 tokens and the smallest unit worth fetching. Everything starts on 64 bytes. Keys are stored in the ROTATED basis: the whole system
+ * applies RoPE and then Hadamard/sqrt(d) to queries and keys (head dims that are no power of two rotate in blocks of their largest power-of-two factor),
+ * so dot products are unchanged and one rotation serves attention, codes and index. K and V are bf16 before they are coded.
+ *
+ * Formats of a sub-page, head dim d (a multiple of 32):
+ *   K8V4: uint8  key_codes[d/4][16][4]      code of key dim 4g+i of token t at [g][t][i]; value = min + step * code
+ *         fp16   key_step[16], key_min[16]  by token
+ *         uint8  value_codes[2][d][4]       half h holds tokens 8h..8h+7: byte [h][c][i] has token 8h+i in its low nibble, 8h+4+i in its high nibble
+ *         fp16   value_step[d/32][16], value_min[d/32][16]   by group of 32 channels and token
+ *   K8V8: as K8V4 with uint8 value_codes[16][d] (token-major) and one 8-bit code a value, same steps and minima
+ *   BF16: bf16 keys[d/2][16][2] (dims 2g, 2g+1 of token t at [g][t]), bf16 values[16][d]
+ * In the first block of a sequence (block 0) sub-page 0, the attention sinks, is BF16 in every format; so block 0 is longer.
+ *
+ * Index entry (every format; for BF16 keys codes are made for the index alone):
+ *         uint8  codes[d/16][16][4]         top two bits of the 8-bit key code: byte [g][t][i] holds dims 16g+i, 16g+4+i, 16g+8+i, 16g+12+i of token t
+ *                                           in bits 0-1, 2-3, 4-5, 6-7
+ *         fp16   key_step[16], key_min[16]  the same as in the sub-page; a 2-bit value c reads as min + step * (64 c + 31.5)
+ *
+ * Coding rule (asymmetric): min = fp16(min x) rounded to nearest, step = fp16((max x - min) / levels). A row whose step rounds to zero
+ * (constant rows among them) has step 0 and codes 0 and reads back as min. code = clamp(round-half-even((x - min) / step), 0, levels).
+ * Values that are not finite are clamped to +-65504 first, NaN to 0; the encoder reports how many it saw.
+ * A decoded value is fma(step, code, min) in fp32; what prefill attends is that value rounded to bf16.
+ *
+ * Source: DESIGN 4.3, research/fidelity-study.md (K8 rotated per token, V4 in groups of 32, exact sinks, top two bits as index).
+ */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { BLOCK_TOKENS = 128, SUBPAGE_TOKENS = 16, BLOCK_SUBPAGES = BLOCK_TOKENS / SUBPAGE_TOKENS, VALUE_GROUP = 32 };
+enum { BLOCK_LAYOUT_VERSION = 1 };
+
+enum kv_format { KV_FORMAT_K8V4, KV_FORMAT_K8V8, KV_FORMAT_BF16, KV_FORMAT_COUNT };
+const char *kv_format_name(enum kv_format format); /* "k8v4", "k8v8", "bf16" */
+
+/* Byte offsets inside one sub-page of one format, and inside an index entry. */
+struct subpage_layout {
+    enum kv_format format;
+    uint32_t keys;       /* codes or bf16 */
+    uint32_t key_step;   /* fp16 [16]; 0 for BF16 */
+    uint32_t key_min;    /* fp16 [16]; 0 for BF16 */
+    uint32_t values;     /* codes or bf16 */
+    uint32_t value_step; /* fp16 [d/32][16]; 0 for BF16 */
+    uint32_t value_min;
+    uint32_t bytes;      /* whole sub-page, multiple of 64 */
+};
+
+struct block_layout {
+    enum kv_format format;
+    uint32_t n_layers, n_kv_heads, head_dim;
+    struct subpage_layout page, sink; /* `sink` is BF16: sub-page 0 of block 0 */
+    uint32_t index_step, index_min;   /* inside an index entry; codes are at 0 */
+    uint32_t index_entry_bytes;       /* multiple of 64 */
+    uint32_t head_bytes[2];           /* one kv head of one layer; [1]: in the first block of a sequence */
+    uint32_t slice_bytes[2];          /* one layer */
+    uint64_t block_bytes[2];          /* one extent */
+};
+
+/* Fills the table. -EINVAL unless 1 <= n_layers <= 512, 1 <= n_kv_heads <= 256, head_dim a multiple of 32 in 32..256. */
+int block_layout_init(struct block_layout *ret_layout, enum kv_format format, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim);
+
+static inline uint64_t block_slice_offset(const struct block_layout *l, bool first, uint32_t layer)
+{
+    return (uint64_t)layer * l->slice_bytes[first];
+}
+/* Offsets inside one layer's slice. */
+static inline uint32_t block_index_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
+{
+    return kv_head * l->head_bytes[first] + subpage * l->index_entry_bytes;
+}
+static inline uint32_t block_subpage_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
+{
+    uint32_t pages = kv_head * l->head_bytes[first] + BLOCK_SUBPAGES * l->index_entry_bytes;
+    if (subpage == 0)
+        return pages;
+    return pages + (first ? l->sink.bytes : l->page.bytes) + (subpage - 1) * l->page.bytes;
+}
+/* The layout of a given sub-page: `sink` for sub-page 0 of a first block, else `page`. */
+static inline const struct subpage_layout *block_subpage_layout(const struct block_layout *l, bool first, uint32_t subpage)
+{
+    return first && subpage == 0 ? &l->sink : &l->page;
+}
