@@ -1,0 +1,82 @@
+/* The engine: sequences over one model on one device. Layer-major consistent prefill, tiered cache, decode as one batch (DESIGN 4 and 5).
+ * Single-threaded: the owner of the device and the loop makes every call. Work comes in small units, so that the scheduler can look at messages
+ * and run decode steps between them.
+ *
+ * Coverage: per sequence, layer and KV head the positions 0..n-1 are split into kept (fast), recent (fast) and slow (pool or private blocks).
+ * Determinism: what a sequence computes depends on its tokens and this configuration alone, never on chunk, batch, threads, instruction set, or
+ * whether the prefix came from the pool. */
+#pragma once
+#include "kernels/kernels.h"
+#include "kvstore/client/kv_client.h"
+#include "proto/base/error.h"
+#include "proto/block_layout.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct model;
+struct engine;
+struct sequence;
+struct selector_ops;
+
+enum prefill_values { PREFILL_CONSISTENT, PREFILL_EXACT };       /* attend earlier blocks as the pool holds them, or unquantized */
+enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major keeps every layer's KV: the baseline to measure against */
+
+struct engine_config {
+    enum kv_format format;
+    const struct selector_ops *selector;
+    int budget;                 /* kept entries per KV head, sinks and observation window included; 0: none beyond the recent window */
+    int recent;                 /* newest tokens kept exact per KV head, >= 0; the incomplete last block always is */
+    int fetch;                  /* slow tokens attended per step and KV head, rounded up to 16; INT32_MAX: all */
+    int chunk;                  /* prompt tokens a prefill unit, >= 1 */
+    enum prefill_values values;
+    enum prefill_order order;
+    int max_context;            /* tokens a sequence, prompt and answer */
+    int max_batch;              /* sequences in one decode step */
+    bool reuse_generated;       /* blocks made while decoding may serve other prompts */
+    size_t memory_limit;        /* device bytes beyond the weights for admission; 0: no limit */
+    uint64_t store_deadline_us; /* for lookups and reservations before prefill */
+};
+
+struct sequence_request {
+    const int32_t *prompt;      /* copied */
+    int n_prompt;               /* >= 1 */
+    int max_new;                /* tokens that may be appended */
+    const void *salt;
+    size_t n_salt;
+    bool no_cache;              /* neither look up nor put */
+    bool prompt_logprobs;       /* implies no prefix lookup */
+};
+
+struct sequence_stats {
+    int n_prompt, n_cached, n_tokens;
+    uint64_t bytes_from_pool;   /* prefix loaded plus slow sub-pages attended */
+    uint64_t bytes_to_pool;
+    uint64_t pages_attended;
+    int units_done, units_total; /* prefill */
+    int private_blocks;         /* blocks the pool did not take */
+};
+
+int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store /* NULL: no pool */,
+                  struct engine **ret_engine, struct error *err);
+void engine_free(struct engine *engine);
+/* Device bytes that a sequence needs beyond the weights: admission is arithmetic. */
+size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new);
+/* 1 if it fits now, 0 if it has to wait, -E2BIG with a text naming the numbers if it can never fit. */
+int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err);
+
+/* Admits, looks the prefix up (bounded by store_deadline_us) and reserves the blocks to come. -E2BIG, -EAGAIN (does not fit now), -ENOMEM. */
+int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err);
+/* Cancels at any stage; leases are released, reserved blocks abandoned. NULL is fine. */
+void sequence_free(struct sequence *sequence);
+/* One unit of prefill (one chunk of one layer). 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it. */
+int sequence_prefill_step(struct sequence *sequence);
+/* Logits [vocab] for the token after the last one, valid until the next step of this sequence. */
+const float *sequence_logits(const struct sequence *sequence);
+/* Log-probabilities of prompt[i+1] given prompt[..i], [n_prompt - 1], when asked for; else NULL. */
+const float *sequence_prompt_logprobs(const struct sequence *sequence);
+/* Appends tokens[i] to sequences[i], n <= max_batch, and computes the next logits of each. */
+int engine_decode(struct engine *engine, struct sequence **sequences, const int32_t *tokens, int n);
+void sequence_stats(const struct sequence *sequence, struct sequence_stats *ret);
+const int32_t *sequence_tokens(const struct sequence *sequence, int *ret_n);
+/* 32 bytes: root of the block keys of this engine. */
+void engine_fingerprint(const struct engine *engine, uint8_t ret_fingerprint[32]);
