@@ -1,6 +1,7 @@
 /* One event loop a process, over libevent: descriptors, timers, signals, child processes (pidfd) and ZeroMQ sockets.
  * One thread owns a loop and makes every call on it; callbacks run on that thread. A source is freed by its owner, also from its own
- * callback; the loop itself is freed last. All _add calls return -ENOMEM or the errno of the system call. */
+ * callback and before its descriptor is closed; the loop itself is freed last. All _add calls return -ENOMEM or the errno of the system call
+ * (-ESRCH: no such process; -EEXIST: LOOP_CLOSED is watched for that descriptor already). loop_run and loop_poll return 0 or -EIO. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,10 +27,11 @@ int loop_run(struct loop *loop);
 int loop_poll(struct loop *loop);
 void loop_stop(struct loop *loop);
 
-/* Level-triggered, persistent. `events` is a set of LOOP_*. The descriptor stays the caller's. */
+/* Level-triggered, persistent. `events` is a set of LOOP_*, which may be empty. The descriptor stays the caller's. LOOP_CLOSED (hang-up, half-close or
+ * reset) comes in a call of its own, maybe before the last bytes were read, and again until the source is freed or stops asking. */
 int loop_fd_add(struct loop *loop, int fd, int events, loop_fd_cb *cb, void *arg, struct loop_source **ret_source);
 int loop_fd_set_events(struct loop_source *source, int events);
-/* A timer that is not armed. loop_timer_arm fires once after `delay_us`; arming again moves it. */
+/* A timer that is not armed. loop_timer_arm fires once after `delay_us`, never early; arming again moves it. */
 int loop_timer_add(struct loop *loop, loop_cb *cb, void *arg, struct loop_source **ret_source);
 int loop_timer_arm(struct loop_source *source, uint64_t delay_us);
 void loop_timer_disarm(struct loop_source *source);

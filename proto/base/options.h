@@ -1,5 +1,8 @@
 /* Command-line options that can also come from the environment and a configuration file. One table a program.
- * Precedence: flag > environment (TIDEPOOL_<NAME>, dashes as underscores) > file (--config FILE: `name = value` lines, # comments) > default.
+ * Precedence: flag > environment (TIDEPOOL_<NAME>, dashes as underscores) > file (--config FILE or TIDEPOOL_CONFIG) > default.
+ * The file holds `name = value` lines; # at the start of a line or after a space begins a comment; a value in double quotes is taken as it stands,
+ * with \n, \t, \r, \" and \\ as escapes. A flag's value follows as `--name value` or `--name=value`; `--` ends the flags; a repeated flag replaces.
+ * An unknown name in the file or on the command line is an error, an unknown TIDEPOOL_ variable is not (programs share an environment).
  * A wrong value gives -EINVAL with a text that names the option, where it came from, the value and what is allowed. Single-threaded. */
 #pragma once
 #include "proto/base/error.h"
@@ -9,12 +12,12 @@
 #include <stdio.h>
 
 enum option_kind {
-    OPTION_STR,   /* const char *, points into argv, the environment or the set */
-    OPTION_INT,   /* int64_t within [min, max]; `zero_word` (e.g. "all") may stand for max */
-    OPTION_BYTES, /* int64_t; 512M, 2G, 1.5G (powers of 1024) within [min, max] */
-    OPTION_DOUBLE, /* double within [min, max] (as integers) */
-    OPTION_BOOL,  /* bool; --x, --x=on|off */
-    OPTION_ENUM,  /* int: index into `choices` */
+    OPTION_STR,    /* const char *; never empty */
+    OPTION_INT,    /* int64_t within [min, max]; `max_word` (e.g. "all") may stand for max */
+    OPTION_BYTES,  /* int64_t; 512M, 2G, 1.5G (powers of 1024) within [min, max] */
+    OPTION_DOUBLE, /* double within [min, max] */
+    OPTION_BOOL,   /* bool; --x, --x=on|off; on|off in the environment and the file */
+    OPTION_ENUM,   /* int: index into `choices` */
 };
 
 struct option_spec {
@@ -24,7 +27,7 @@ struct option_spec {
     const char *fallback;       /* default as text; NULL: required (OPTION_STR: stays NULL if `optional`) */
     const char *help;           /* one line; name the unit */
     const char *metavar;        /* e.g. "PATH"; NULL for bool and enum */
-    int64_t min, max;           /* OPTION_INT, OPTION_BYTES */
+    int64_t min, max;           /* OPTION_INT, OPTION_BYTES, OPTION_DOUBLE */
     const char *const *choices; /* OPTION_ENUM, NULL-terminated */
     const char *max_word;       /* OPTION_INT: a word that means `max`, or NULL */
     bool optional;              /* OPTION_STR without default may be missing */
@@ -39,10 +42,12 @@ struct option_set {
     const char *positional;   /* name of an optional positional argument, or NULL */
 };
 
-/* Fills the struct at `values`. Returns 0; 1 after printing --help or --version to stdout; -EINVAL. `ret_positional` may be NULL.
+/* Fills the struct at `values`. Returns 0; 1 after printing --help (-h) or --version to stdout; -EINVAL, -ENOMEM or the errno of reading the file;
+ * `values` is undefined unless 0 came back. `ret_positional` may be NULL; it is set to NULL when the argument is missing.
  * --config and --help, --version are understood without standing in the table. Strings live until the process ends. */
 int options_parse(const struct option_set *set, int argc, char **argv, void *values, const char **ret_positional, struct error *err);
-/* Prints `name = value` lines of the effective configuration. */
+/* Prints the effective configuration as lines that --config reads back. */
 void options_print(const struct option_set *set, const void *values, FILE *out);
-/* The value of one option as text that options_parse reads back to the same value; for handing options to a child process. */
+/* The value of one option as text that options_parse reads back to the same value; for handing options to a child process.
+ * -ENOBUFS when `size` is too small, -ENOENT for an optional string that is not set. */
 int options_format(const struct option_spec *spec, const void *values, char *text, size_t size);

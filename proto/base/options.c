@@ -1,0 +1,204 @@
+#include "proto/base/options.h"
+#include "proto/base/base_assert.h"
+#include "proto/base/options_private.h"
+#include <ctype.h>
+#include <errno.h>
+#include <string.h>
+
+#define ENV_PREFIX "TIDEPOOL_"
+
+const struct option_spec *option_find(const struct option_set *set, const char *name, size_t n)
+{
+    for (size_t i = 0; i < set->n_specs; i++)
+        if (strlen(set->specs[i].name) == n && memcmp(set->specs[i].name, name, n) == 0)
+            return &set->specs[i];
+    return NULL;
+}
+
+static const char *from_environment(const char *name, char *variable, size_t size)
+{
+    int n = snprintf(variable, size, ENV_PREFIX "%s", name);
+    ASSERT(n > 0 && (size_t)n < size);
+    for (char *p = variable; *p; p++)
+        *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+    return getenv(variable);
+}
+
+static int apply_defaults(const struct option_set *set, void *values, struct error *err)
+{
+    for (size_t i = 0; i < set->n_specs; i++) {
+        const struct option_spec *spec = &set->specs[i];
+        if (spec->kind == OPTION_STR)
+            *(const char **)((char *)values + spec->offset) = spec->fallback;
+        else if (spec->fallback) {
+            int rc = option_value_parse(spec, "default", spec->fallback, values, err);
+            if (rc < 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+static int apply_environment(const struct option_set *set, void *values, bool *given, struct error *err)
+{
+    for (size_t i = 0; i < set->n_specs; i++) {
+        char variable[128], where[160];
+        const char *text = from_environment(set->specs[i].name, variable, sizeof(variable));
+        if (!text)
+            continue;
+        snprintf(where, sizeof(where), "environment %s", variable);
+        int rc = option_value_parse(&set->specs[i], where, text, values, err);
+        if (rc < 0)
+            return rc;
+        given[i] = true;
+    }
+    return 0;
+}
+
+/* What a walk over the arguments found besides the options of the table. */
+struct special_args {
+    const char *config, *positional;
+    bool help, version;
+};
+
+/* One argument split into its parts. */
+struct flag {
+    const char *name;
+    size_t n_name;
+    const char *value; /* NULL: none given with it */
+};
+
+static bool flag_is(const struct flag *f, const char *name)
+{
+    return strlen(name) == f->n_name && memcmp(name, f->name, f->n_name) == 0;
+}
+
+static struct flag split_flag(const char *arg)
+{
+    const char *name = arg + 2;
+    size_t n = strcspn(name, "=");
+    return (struct flag){name, n, name[n] == '=' ? name + n + 1 : NULL};
+}
+
+/* The value of a flag that needs one: behind its '=', else the next argument. */
+static const char *flag_value(const struct flag *f, int argc, char **argv, int *i)
+{
+    if (f->value)
+        return f->value;
+    return *i + 1 < argc ? argv[++*i] : NULL;
+}
+
+static int apply_flag(const struct option_set *set, int argc, char **argv, int *i, void *values, bool *given, struct special_args *special, struct error *err)
+{
+    struct flag f = split_flag(argv[*i]);
+    int n_shown = (int)(f.n_name < 64 ? f.n_name : 64);
+    if (flag_is(&f, "help") || flag_is(&f, "version")) {
+        *(flag_is(&f, "help") ? &special->help : &special->version) = true;
+        return 0;
+    }
+    const struct option_spec *spec = option_find(set, f.name, f.n_name);
+    if (!spec && !flag_is(&f, "config"))
+        return error_set(err, -EINVAL, "--%.*s is not an option of %s; see %s --help", n_shown, f.name, set->program, set->program);
+    const char *text = spec && spec->kind == OPTION_BOOL ? (f.value ? f.value : "on") : flag_value(&f, argc, argv, i);
+    if (!text)
+        return error_set(err, -EINVAL, "--%.*s (command line): a value must follow", n_shown, f.name);
+    if (!spec) {
+        special->config = text;
+        return 0;
+    }
+    if (values == NULL)
+        return 0;
+    given[spec - set->specs] = true;
+    return option_value_parse(spec, "command line", text, values, err);
+}
+
+/* Walks over the arguments: with `values` NULL only to find --config, --help and the positional argument, else to set the options. */
+static int walk_arguments(const struct option_set *set, int argc, char **argv, void *values, bool *given, struct special_args *special, struct error *err)
+{
+    bool flags = true;
+    *special = (struct special_args){0};
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (flags && strcmp(arg, "--") == 0) {
+            flags = false;
+        } else if (flags && strcmp(arg, "-h") == 0) {
+            special->help = true;
+        } else if (flags && arg[0] == '-' && arg[1] == '-') {
+            int rc = apply_flag(set, argc, argv, &i, values, given, special, err);
+            if (rc < 0)
+                return rc;
+        } else if (flags && arg[0] == '-' && arg[1]) {
+            return error_set(err, -EINVAL, "%.64s is not an option of %s; see %s --help", arg, set->program, set->program);
+        } else if (set->positional && !special->positional) {
+            special->positional = arg;
+        } else {
+            return error_set(err, -EINVAL, "unexpected argument \"%.64s\"; see %s --help", arg, set->program);
+        }
+    }
+    return 0;
+}
+
+static int check_required(const struct option_set *set, const bool *given, struct error *err)
+{
+    for (size_t i = 0; i < set->n_specs; i++) {
+        const struct option_spec *spec = &set->specs[i];
+        if (!spec->fallback && !spec->optional && !given[i])
+            return error_set(err, -EINVAL, "--%s is required: %s", spec->name, spec->help);
+    }
+    return 0;
+}
+
+static int print_special(const struct option_set *set, const struct special_args *special)
+{
+    if (special->help)
+        option_help_print(set, stdout);
+    else
+        printf("%s %s\n", set->program, TIDEPOOL_VERSION);
+    return 1;
+}
+
+int options_parse(const struct option_set *set, int argc, char **argv, void *values, const char **ret_positional, struct error *err)
+{
+    struct special_args special;
+    int rc = walk_arguments(set, argc, argv, NULL, NULL, &special, err);
+    if (special.help || special.version)
+        return print_special(set, &special);
+    if (rc < 0)
+        return rc;
+    bool *given = calloc(set->n_specs ? set->n_specs : 1, sizeof(*given));
+    if (!given)
+        return error_set(err, -ENOMEM, "out of memory");
+    rc = apply_defaults(set, values, err);
+    if (rc == 0) {
+        char variable[128];
+        const char *config = special.config ? special.config : from_environment("config", variable, sizeof(variable));
+        rc = config ? option_file_apply(set, config, values, given, err) : 0;
+    }
+    if (rc == 0)
+        rc = apply_environment(set, values, given, err);
+    if (rc == 0)
+        rc = walk_arguments(set, argc, argv, values, given, &special, err);
+    if (rc == 0)
+        rc = check_required(set, given, err);
+    if (rc == 0 && ret_positional)
+        *ret_positional = special.positional;
+    free(given);
+    return rc;
+}
+
+void options_print(const struct option_set *set, const void *values, FILE *out)
+{
+    for (size_t i = 0; i < set->n_specs; i++) {
+        char text[8192];
+        int rc = options_format(&set->specs[i], values, text, sizeof(text));
+        struct buf line;
+        buf_init(&line, 3 * sizeof(text));
+        if (rc == -ENOENT)
+            fprintf(out, "# %s is not set\n", set->specs[i].name);
+        else if (rc < 0 || option_file_quote(&line, text) < 0)
+            fprintf(out, "# %s is too long to print\n", set->specs[i].name);
+        else
+            fprintf(out, "%s = %s\n", set->specs[i].name, buf_cstr(&line));
+        buf_fini(&line);
+    }
+}
