@@ -1,0 +1,77 @@
+/* A dense decoder-only transformer in pieces: the caller owns hidden states, positions, caches and attention, and drives one layer after the other.
+ * That is what lets the engine run layer-major. Every call comes from the thread that owns the device and is asynchronous on the model's stream (CPU: done on
+ * return). All activations are fp32, row-major. Each output row depends on its own input row alone, whatever n is.
+ *
+ *     model_embed(m, ids, n, x);
+ *     model_rope_table(m, positions, n, table);
+ *     for (layer ...) {
+ *         model_layer_qkv(m, layer, x, n, table, dst, ws);      // ws->q and dst[i].k, dst[i].v are ready
+ *         ... attention: reads ws->q, writes ws->attn_out ...
+ *         model_layer_out(m, layer, x, n, ws);                  // x is the next layer's input
+ *     }
+ *     model_logits(m, x, n, ws, logits);
+ *
+ * Errors: 0; -EINVAL or -ENOTSUP from an op; a device's sticky error. After a failure the contents of x, ws and dst are undefined. */
+#pragma once
+#include "kernels/kernels.h"
+#include "proto/base/error.h"
+#include "proto/block_layout.h"
+#include "worker/model/model_config.h"
+#include "worker/model/model_weights.h"
+
+struct model {
+    struct model_config config;
+    struct model_weights weights;
+    const struct device_ops *dev; /* borrowed, like device and stream: they outlive the model */
+    const struct kernel_ops *ops;
+    struct device *device;
+    struct stream *stream;
+};
+
+struct model_open_params {
+    const char *path; /* GGUF file or Hugging Face folder */
+    const struct device_ops *dev;
+    const struct kernel_ops *ops;
+    struct device *device;
+    struct stream *stream;
+    model_progress_fn *progress; /* or NULL */
+    void *progress_arg;
+};
+
+/* Blocks until the weights are on the device. Errors as model_config_load and model_weights_load. */
+int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err);
+void model_close(struct model *model); /* NULL is fine */
+
+/* Identity of the KV that this model makes (DESIGN 4.2): weights, layer and head geometry, RoPE, block format and layout version, tensor-parallel degree and rank. */
+void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[32]);
+
+/* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v with gate, up. */
+struct model_workspace {
+    void *memory;
+    size_t bytes;
+    int n_max;
+    int mlp_rows;    /* tokens that the MLP takes at a time */
+    float *norm;     /* [n_max, dim] */
+    float *q;        /* [n_max, n_heads, head_dim]: valid from model_layer_qkv to model_layer_out, which overwrites it */
+    float *k, *v;    /* [n_max, n_kv_heads, head_dim]: scratch of model_layer_qkv */
+    float *attn_out; /* [n_max, n_heads, head_dim]: written by the caller between the two */
+    float *gate, *up; /* [mlp_rows, ffn_dim]: scratch of model_layer_out */
+};
+
+/* Bytes that model_workspace_init takes from the arena; from the configuration alone, for plans. n_max >= 1. */
+size_t model_workspace_bytes(const struct model_config *config, int n_max);
+/* -EINVAL (n_max), -ENOMEM. */
+int model_workspace_init(struct model_workspace *ws, const struct model *model, int n_max);
+void model_workspace_fini(struct model_workspace *ws, const struct model *model); /* a zeroed struct is fine */
+
+/* x[i] = embedding of ids[i]; [n, dim]. -EINVAL for an id outside 0..n_vocab-1. */
+int model_embed(const struct model *model, const int32_t *ids, int n, float *x);
+/* cos and sin for positions[n]: [n, head_dim / 2, 2]. Serves every layer. */
+int model_rope_table(const struct model *model, const int32_t *positions, int n, float *table);
+/* Norm, projections, RoPE and rotation of x [n, dim], n <= n_max. Token i's K and V go to dst[i] (bf16); its Q stays in ws->q. */
+int model_layer_qkv(const struct model *model, int layer, const float *x, int n, const float *rope_table, const struct kv_dst *dst,
+                    struct model_workspace *ws);
+/* x += attn_out Wo^T; x += MLP(norm(x)). In place on x [n, dim], n <= n_max. */
+int model_layer_out(const struct model *model, int layer, float *x, int n, struct model_workspace *ws);
+/* Final norm and head: logits [n, n_vocab] of x [n, dim] (not changed), n <= n_max. */
+int model_logits(const struct model *model, const float *x, int n, struct model_workspace *ws, float *logits);

@@ -1,0 +1,54 @@
+/* The weights of a model in device memory, packed by the backend (MEM_WEIGHTS). Created by the thread that owns the device; read by its ops.
+ * The files are needed only while loading. */
+#pragma once
+#include "kernels/kernels.h"
+#include "proto/base/error.h"
+#include "worker/model/model_config.h"
+#include "worker/model/weight_source.h"
+
+/* A projection and its optional bias. y = x W^T + b. */
+struct model_linear {
+    struct weight w;
+    float *bias; /* [w.n_rows] or NULL */
+};
+
+struct model_layer_weights {
+    float *attn_norm, *ffn_norm; /* [dim] */
+    struct model_linear q;       /* [n_heads * head_dim, dim] */
+    struct model_linear k, v;    /* [n_kv_heads * head_dim, dim] */
+    struct model_linear o;       /* [dim, n_heads * head_dim] */
+    struct model_linear gate, up; /* [ffn_dim, dim] */
+    struct model_linear down;    /* [dim, ffn_dim] */
+};
+
+enum { WEIGHTS_DIGEST_BYTES = 32 };
+
+struct model_weights {
+    struct model_layer_weights *layers; /* [n_layers] */
+    int n_layers;
+    struct weight embedding;            /* [n_vocab, dim] */
+    struct weight head;                 /* [n_vocab, dim]; shares the embedding's memory when tied */
+    float *final_norm;                  /* [dim] */
+    uint64_t file_bytes;                /* of the tensors that were loaded */
+    uint8_t digest[WEIGHTS_DIGEST_BYTES]; /* BLAKE2b-256 over name, dtype, shape and XXH3-128 of the bytes of every loaded tensor, in loading order */
+};
+
+/* Bytes of the file packed so far and in all; called on the loading thread after every tensor. */
+typedef void model_progress_fn(void *arg, uint64_t done_bytes, uint64_t total_bytes);
+
+struct model_weights_params {
+    const struct model_config *config;
+    const struct weight_source *source;
+    const struct device_ops *dev;
+    const struct kernel_ops *ops;
+    struct device *device;
+    struct stream *stream;
+    model_progress_fn *progress; /* or NULL */
+    void *progress_arg;
+};
+
+/* Maps, checks, packs and digests every tensor; done when it returns. -EINVAL (a tensor is missing or has another shape), -ENOTSUP (its type, or a
+ * tensor that this architecture does not have: ignoring one would compute something else), -ENOMEM. */
+int model_weights_load(const struct model_weights_params *p, struct model_weights *ret_weights, struct error *err);
+/* A zeroed struct is fine. */
+void model_weights_fini(struct model_weights *weights, const struct device_ops *dev, struct device *device);
