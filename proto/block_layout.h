@@ -4,7 +4,8 @@
  *   slice  = [kv head 0] [kv head 1] ...
  *   kv head part = [index: 8 entries, one a sub-page][sub-page 0] ... [sub-page 7]
  *
- * A sub-page is 16 tokens and the smallest unit worth fetching. Everything starts on 64 bytes. Keys are stored in the ROTATED basis: the whole system
+ * A sub-page is 16 tokens and the smallest unit worth fetching. Extents, slices, heads, index entries, sub-pages, and in them the codes and each
+ * (step, min) pair start on 64 bytes. Keys are stored in the ROTATED basis: the whole system
  * applies RoPE and then Hadamard/sqrt(d) to queries and keys (head dims that are no power of two rotate in blocks of their largest power-of-two factor),
  * so dot products are unchanged and one rotation serves attention, codes and index. K and V are bf16 before they are coded.
  *
@@ -38,6 +39,31 @@ enum { BLOCK_LAYOUT_VERSION = 1 };
 
 enum kv_format { KV_FORMAT_K8V4, KV_FORMAT_K8V8, KV_FORMAT_BF16, KV_FORMAT_COUNT };
 const char *kv_format_name(enum kv_format format); /* "k8v4", "k8v8", "bf16" */
+
+/* The same table as C types for one head dim, with no padding anywhere; block_layout.c holds both together. fp16 and bf16 stand as uint16_t. */
+#define SUBPAGE_K8V4(d) \
+    struct { \
+        uint8_t key_codes[(d) / 4][SUBPAGE_TOKENS][4]; \
+        uint16_t key_step[SUBPAGE_TOKENS], key_min[SUBPAGE_TOKENS]; \
+        uint8_t value_codes[2][d][4]; \
+        uint16_t value_step[(d) / VALUE_GROUP][SUBPAGE_TOKENS], value_min[(d) / VALUE_GROUP][SUBPAGE_TOKENS]; \
+    }
+#define SUBPAGE_K8V8(d) \
+    struct { \
+        uint8_t key_codes[(d) / 4][SUBPAGE_TOKENS][4]; \
+        uint16_t key_step[SUBPAGE_TOKENS], key_min[SUBPAGE_TOKENS]; \
+        uint8_t value_codes[SUBPAGE_TOKENS][d]; \
+        uint16_t value_step[(d) / VALUE_GROUP][SUBPAGE_TOKENS], value_min[(d) / VALUE_GROUP][SUBPAGE_TOKENS]; \
+    }
+#define SUBPAGE_BF16(d) \
+    struct { \
+        uint16_t keys[(d) / 2][SUBPAGE_TOKENS][2], values[SUBPAGE_TOKENS][d]; \
+    }
+#define INDEX_ENTRY(d) \
+    struct { \
+        uint8_t codes[(d) / 16][SUBPAGE_TOKENS][4]; \
+        uint16_t key_step[SUBPAGE_TOKENS], key_min[SUBPAGE_TOKENS]; \
+    }
 
 /* Byte offsets inside one sub-page of one format, and inside an index entry. */
 struct subpage_layout {
