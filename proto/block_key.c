@@ -14,7 +14,7 @@ static void put(crypto_generichash_state *hash, const void *data, size_t n)
         crypto_generichash_update(hash, data, n);
 }
 
-static void put_tokens(crypto_generichash_state *hash, const int32_t tokens[BLOCK_TOKENS])
+static void put_tokens(crypto_generichash_state *hash, const int32_t tokens[])
 {
     uint8_t bytes[BLOCK_TOKENS * 4];
     for (int i = 0; i < BLOCK_TOKENS; i++) {
@@ -37,7 +37,7 @@ void block_key_root(const uint8_t fingerprint[FINGERPRINT_BYTES], const void *sa
     crypto_generichash_final(&hash, ret_root->bytes, BLOCK_KEY_BYTES);
 }
 
-void block_key_next(const struct block_key *parent, const int32_t tokens[BLOCK_TOKENS], struct block_key *ret_key)
+void block_key_next(const struct block_key *parent, const int32_t tokens[], struct block_key *ret_key)
 {
     crypto_generichash_state hash;
     crypto_generichash_init(&hash, NULL, 0, BLOCK_KEY_BYTES);
@@ -46,7 +46,7 @@ void block_key_next(const struct block_key *parent, const int32_t tokens[BLOCK_T
     crypto_generichash_final(&hash, ret_key->bytes, BLOCK_KEY_BYTES);
 }
 
-void block_key_next_generated(const struct block_key *parent, const int32_t tokens[BLOCK_TOKENS], const void *tag, size_t n_tag, struct block_key *ret_key)
+void block_key_next_generated(const struct block_key *parent, const int32_t tokens[], const void *tag, size_t n_tag, struct block_key *ret_key)
 {
     crypto_generichash_state hash;
     crypto_generichash_blake2b_init_salt_personal(&hash, NULL, 0, BLOCK_KEY_BYTES, NULL, decoded_personal);
