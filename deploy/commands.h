@@ -1,0 +1,5 @@
+/* The commands of `tidepool`, one file each. argv[0] is the command's name. They return the exit status: 0, 1 (failed), 2 (wrong use). */
+#pragma once
+
+int serve_command(int argc, char **argv);
+int chat_command(int argc, char **argv);
