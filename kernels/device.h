@@ -42,6 +42,7 @@ struct device_config {
 struct device_properties {
     char name[128]; /* e.g. "cpu avx512 2 threads" */
     size_t memory_bytes;
+    size_t fixed_bytes; /* held under MEM_WORKSPACE from open to close: scratch of the compute threads */
     int n_threads;
     enum cpu_isa isa;
 };

@@ -1,0 +1,198 @@
+/* The CPU as a device: an arena, a pool of threads, and an instruction set chosen once, at open. */
+#include "kernels/cpu/cpu_isa.h"
+#include "kernels/cpu/cpu_private.h"
+#include "proto/base/base_assert.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *mem_tag_name(enum mem_tag tag)
+{
+    static const char *const names[MEM_TAG_COUNT] = {
+        [MEM_WEIGHTS] = "weights",     [MEM_FAST] = "fast",       [MEM_ACTIVE_KV] = "active_kv", [MEM_BRIDGE] = "bridge",
+        [MEM_WORKSPACE] = "workspace", [MEM_STAGING] = "staging", [MEM_INDEX] = "index",         [MEM_PAGE_CACHE] = "page_cache",
+    };
+    return (unsigned)tag < MEM_TAG_COUNT ? names[tag] : "unknown";
+}
+
+static const struct kernel_ops *isa_ops(enum cpu_isa isa)
+{
+    switch (isa) {
+    case CPU_ISA_AVX512:
+        return &cpu_ops_avx512;
+    case CPU_ISA_AVX2:
+        return &cpu_ops_avx2;
+    default:
+        return &cpu_ops_plain;
+    }
+}
+
+static void device_close(struct device *device)
+{
+    if (!device)
+        return;
+    cpu_arena_free(&device->arena, device->scratch);
+    thread_pool_free(device->pool);
+    cpu_arena_fini(&device->arena);
+    free(device);
+}
+
+static int device_open(const struct device_config *config, struct device **ret_device)
+{
+    if (config->n_threads < 1 || config->n_threads > POOL_MAX_THREADS || (unsigned)config->isa > CPU_ISA_AVX512)
+        return -EINVAL;
+    if (!cpu_isa_supported(config->isa))
+        return -ENODEV;
+    struct device *device = calloc(1, sizeof *device);
+    if (!device)
+        return -ENOMEM;
+    cpu_arena_init(&device->arena, config->memory_limit);
+    device->isa = config->isa == CPU_ISA_AUTO ? cpu_isa_best() : config->isa;
+    device->ops = isa_ops(device->isa);
+    void *scratch = NULL;
+    int rc = thread_pool_create(config->n_threads, &device->pool);
+    if (rc < 0)
+        goto fail;
+    rc = cpu_arena_alloc(&device->arena, MEM_WORKSPACE, (size_t)config->n_threads * CPU_SCRATCH_BYTES, &scratch);
+    if (rc < 0)
+        goto fail;
+    device->scratch = scratch;
+    *ret_device = device;
+    return 0;
+fail:
+    device_close(device);
+    return rc;
+}
+
+static void device_properties(const struct device *device, struct device_properties *ret)
+{
+    int n_threads = thread_pool_size(device->pool);
+    size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    *ret = (struct device_properties){
+        .memory_bytes = device->arena.limit ? device->arena.limit : physical,
+        .fixed_bytes = (size_t)n_threads * CPU_SCRATCH_BYTES,
+        .n_threads = n_threads,
+        .isa = device->isa,
+    };
+    snprintf(ret->name, sizeof ret->name, "cpu %s %d thread%s", cpu_isa_name(device->isa), n_threads, n_threads == 1 ? "" : "s");
+}
+
+static int device_alloc(struct device *device, enum mem_tag tag, size_t bytes, void **ret_memory)
+{
+    return cpu_arena_alloc(&device->arena, tag, bytes, ret_memory);
+}
+
+static void device_free(struct device *device, void *memory)
+{
+    cpu_arena_free(&device->arena, memory);
+}
+
+static void device_memory_stats(const struct device *device, struct device_memory_stats *ret)
+{
+    *ret = device->arena.stats;
+}
+
+static void device_reset_peaks(struct device *device)
+{
+    cpu_arena_reset_peaks(&device->arena);
+}
+
+/* The CPU reads any memory that is mapped. */
+static int device_host_register(struct device *device, void *base, size_t bytes)
+{
+    (void)device;
+    return base && bytes ? 0 : -EINVAL;
+}
+
+static void device_host_unregister(struct device *device, void *base)
+{
+    (void)device;
+    (void)base;
+}
+
+static int stream_create(struct device *device, struct stream **ret_stream)
+{
+    struct stream *stream = malloc(sizeof *stream);
+    if (!stream)
+        return -ENOMEM;
+    stream->device = device;
+    *ret_stream = stream;
+    return 0;
+}
+
+static void stream_free(struct stream *stream)
+{
+    free(stream);
+}
+
+/* Work is done when its call returns, so there is nothing to wait for. */
+static int stream_sync(struct stream *stream)
+{
+    (void)stream;
+    return 0;
+}
+
+struct device_event {
+    struct device *device;
+};
+
+static int event_create(struct device *device, struct device_event **ret_event)
+{
+    struct device_event *event = malloc(sizeof *event);
+    if (!event)
+        return -ENOMEM;
+    event->device = device;
+    *ret_event = event;
+    return 0;
+}
+
+static void event_free(struct device_event *event)
+{
+    free(event);
+}
+
+static int event_record(struct device_event *event, struct stream *stream)
+{
+    ASSERT(event->device == stream->device);
+    return 0;
+}
+
+static int stream_wait(struct stream *stream, struct device_event *event)
+{
+    ASSERT(event->device == stream->device);
+    return 0;
+}
+
+static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
+{
+    (void)stream;
+    memcpy(dst, src, bytes);
+    return 0;
+}
+
+const struct device_ops *cpu_device_ops(void)
+{
+    static const struct device_ops ops = {
+        .name = "cpu",
+        .open = device_open,
+        .close = device_close,
+        .properties = device_properties,
+        .alloc = device_alloc,
+        .free = device_free,
+        .memory_stats = device_memory_stats,
+        .reset_peaks = device_reset_peaks,
+        .host_register = device_host_register,
+        .host_unregister = device_host_unregister,
+        .stream_create = stream_create,
+        .stream_free = stream_free,
+        .stream_sync = stream_sync,
+        .event_create = event_create,
+        .event_free = event_free,
+        .event_record = event_record,
+        .stream_wait = stream_wait,
+        .copy = stream_copy,
+    };
+    return &ops;
+}
