@@ -18,6 +18,7 @@ struct rope_scaling {
     double original_context;                  /* llama3, yarn: positions the model was first trained on */
     double low_freq_factor, high_freq_factor; /* llama3 */
     double attention_factor;                  /* yarn; default 0.1 ln(factor) + 1, or from mscale and mscale_all_dim */
+    double attention_multiplier;              /* yarn in GGUF: times that default */
     double mscale, mscale_all_dim;            /* yarn */
     double beta_fast, beta_slow;              /* yarn; 32 and 1 */
     bool no_truncate;                         /* yarn: the correction range is not rounded to whole pairs */
