@@ -15,6 +15,7 @@
 #pragma once
 #include "kernels/kernels.h"
 #include "proto/base/error.h"
+#include "proto/block_key.h"
 #include "proto/block_layout.h"
 #include "worker/model/model_config.h"
 #include "worker/model/model_weights.h"
@@ -43,7 +44,7 @@ int model_open(const struct model_open_params *p, struct model **ret_model, stru
 void model_close(struct model *model); /* NULL is fine */
 
 /* Identity of the KV that this model makes (DESIGN 4.2): weights, layer and head geometry, RoPE, block format and layout version, tensor-parallel degree and rank. */
-void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[32]);
+void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES]);
 
 /* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v with gate, up. */
 struct model_workspace {

@@ -29,6 +29,8 @@ struct model_weights {
     struct weight embedding;            /* [n_vocab, dim] */
     struct weight head;                 /* [n_vocab, dim]; shares the embedding's memory when tied */
     float *final_norm;                  /* [dim] */
+    void **memory;                      /* [n_memory] every allocation, in order */
+    size_t n_memory;
     uint64_t file_bytes;                /* of the tensors that were loaded */
     uint8_t digest[WEIGHTS_DIGEST_BYTES]; /* BLAKE2b-256 over name, dtype, shape and XXH3-128 of the bytes of every loaded tensor, in loading order */
 };

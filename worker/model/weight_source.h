@@ -49,5 +49,7 @@ int weight_source_find(const struct weight_source *source, enum tensor_role role
                        struct error *err);
 /* The name that the file would use; for messages. */
 void weight_source_name(const struct weight_source *source, enum tensor_role role, int layer, bool bias, char ret_name[TENSOR_NAME_BYTES]);
+/* True for projections. */
+bool weight_role_may_have_bias(enum tensor_role role);
 /* -ENOTSUP naming the first tensor that is no role of a model with n_layers layers. */
 int weight_source_check_unknown(const struct weight_source *source, int n_layers, struct error *err);

@@ -1,0 +1,95 @@
+#include "worker/model/model.h"
+#include <errno.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int load_config(const char *path, const struct weight_source *source, struct model_config *ret_config, struct error *err)
+{
+    struct error reason = {0};
+    if (!source->gguf)
+        return model_config_load(path, ret_config, err);
+    int r = model_config_from_gguf(source->gguf, ret_config, &reason);
+    return r < 0 ? error_set(err, r, "%s: %.400s", path, reason.text) : 0;
+}
+
+static int load_weights(const struct model_open_params *p, const struct weight_source *source, struct model *m, struct error *err)
+{
+    struct error reason = {0};
+    const struct model_weights_params params = {
+        .config = &m->config,
+        .source = source,
+        .dev = p->dev,
+        .ops = p->ops,
+        .device = p->device,
+        .stream = p->stream,
+        .progress = p->progress,
+        .progress_arg = p->progress_arg,
+    };
+    int r = model_weights_load(&params, &m->weights, &reason);
+    return r < 0 ? error_set(err, r, "%s: %.400s", p->path, reason.text) : 0;
+}
+
+int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err)
+{
+    struct weight_source source = {0};
+    struct model *m = calloc(1, sizeof(*m));
+    if (!m)
+        return error_set(err, -ENOMEM, "%s: out of memory", p->path);
+    m->dev = p->dev;
+    m->ops = p->ops;
+    m->device = p->device;
+    m->stream = p->stream;
+    int r = weight_source_open(p->path, &source, err);
+    if (r < 0 || (r = load_config(p->path, &source, &m->config, err)) < 0 || (r = load_weights(p, &source, m, err)) < 0)
+        goto fail;
+    weight_source_close(&source);
+    *ret_model = m;
+    return 0;
+fail:
+    weight_source_close(&source);
+    model_close(m);
+    return r;
+}
+
+void model_close(struct model *model)
+{
+    if (!model)
+        return;
+    model_weights_fini(&model->weights, model->dev, model->device);
+    free(model);
+}
+
+static void hash_u64(crypto_generichash_state *hash, uint64_t v)
+{
+    crypto_generichash_update(hash, (const unsigned char *)&v, sizeof(v));
+}
+
+static void hash_double(crypto_generichash_state *hash, double v)
+{
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof(bits));
+    hash_u64(hash, bits);
+}
+
+void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES])
+{
+    static const char tag[] = "tidepool kv";
+    const struct model_config *c = &model->config;
+    const uint64_t numbers[] = {
+        (uint64_t)c->n_layers, (uint64_t)c->dim,         (uint64_t)c->n_heads, (uint64_t)c->n_kv_heads, (uint64_t)c->head_dim,
+        (uint64_t)c->ffn_dim,  (uint64_t)c->rope_style,  (uint64_t)format,     BLOCK_LAYOUT_VERSION,    (uint64_t)tp_degree,
+        (uint64_t)tp_rank,     (uint64_t)c->rope.n_freqs,
+    };
+    crypto_generichash_state hash;
+    crypto_generichash_init(&hash, NULL, 0, FINGERPRINT_BYTES);
+    crypto_generichash_update(&hash, (const unsigned char *)tag, sizeof(tag));
+    crypto_generichash_update(&hash, model->weights.digest, WEIGHTS_DIGEST_BYTES);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        hash_u64(&hash, numbers[i]);
+    hash_double(&hash, (double)c->rms_eps);
+    hash_double(&hash, c->rope.factor);
+    for (int i = 0; i < c->rope.n_freqs; i++)
+        hash_double(&hash, c->rope.inv_freq[i]);
+    crypto_generichash_final(&hash, ret_fingerprint, FINGERPRINT_BYTES);
+}
