@@ -28,7 +28,7 @@ struct engine_config {
     int recent;                 /* newest tokens kept exact per KV head, >= 0; the incomplete last block always is */
     int fetch;                  /* slow tokens attended per step and KV head, rounded up to 16; INT32_MAX: all */
     int chunk;                  /* prompt tokens a prefill unit, >= 1 */
-    enum prefill_values values;
+    enum prefill_values values; /* with exact values prefixes are not reused and blocks have a fingerprint of their own, except in bf16, where the two are the same */
     enum prefill_order order;
     int max_context;            /* tokens a sequence, prompt and answer */
     int max_batch;              /* sequences in one decode step */
@@ -59,7 +59,8 @@ struct sequence_stats {
 int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store /* NULL: no pool */,
                   struct engine **ret_engine, struct error *err);
 void engine_free(struct engine *engine);
-/* Device bytes that a sequence needs beyond the weights: admission is arithmetic. */
+/* Device bytes that a sequence needs beyond the weights and the engine's workspace: admission is arithmetic. It is the peak of a run without cached prefix; staging counts
+ * every block there can be without a store, and those made while decoding with one. */
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new);
 /* 1 if it fits now, 0 if it has to wait, -E2BIG with a text naming the numbers if it can never fit. */
 int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err);
@@ -68,13 +69,14 @@ int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct
 int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err);
 /* Cancels at any stage; leases are released, reserved blocks abandoned. NULL is fine. */
 void sequence_free(struct sequence *sequence);
-/* One unit of prefill (one chunk of one layer). 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it. */
+/* One unit of prefill: one chunk of one layer, some cached blocks of a layer, or a layer's selection. 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it. */
 int sequence_prefill_step(struct sequence *sequence);
 /* Logits [vocab] for the token after the last one, valid until the next step of this sequence. */
 const float *sequence_logits(const struct sequence *sequence);
 /* Log-probabilities of prompt[i+1] given prompt[..i], [n_prompt - 1], when asked for; else NULL. */
 const float *sequence_prompt_logprobs(const struct sequence *sequence);
-/* Appends tokens[i] to sequences[i], n <= max_batch, and computes the next logits of each. */
+/* Appends tokens[i] to sequences[i], distinct, n <= max_batch, and computes the next logits of each. -EINVAL (not prefilled, full, a token that is none) and -ENOMEM
+ * leave the sequences as they were; after any other error they can only be freed. */
 int engine_decode(struct engine *engine, struct sequence **sequences, const int32_t *tokens, int n);
 void sequence_stats(const struct sequence *sequence, struct sequence_stats *ret);
 const int32_t *sequence_tokens(const struct sequence *sequence, int *ret_n);

@@ -1,0 +1,139 @@
+/* One decode step over a batch: each sequence's new token attends its kept and recent rows and the slow pages that its query finds. Nothing here waits for the store. */
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+
+static int check_batch(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n)
+{
+    if (n < 1 || n > e->config.max_batch)
+        return -EINVAL;
+    int r = 0, i;
+    for (i = 0; i < n && r >= 0; i++) {
+        struct sequence *s = sequences[i];
+        if (s->engine != e || s->in_step || s->phase != SEQUENCE_DECODE || s->n_tokens >= s->plan.n_total || tokens[i] < 0 ||
+            tokens[i] >= e->model->config.n_vocab)
+            r = -EINVAL;
+        else
+            s->in_step = true;
+    }
+    for (int j = 0; j < (r < 0 ? i - 1 : i); j++)
+        sequences[j]->in_step = false;
+    return r;
+}
+
+static int project(struct engine *e, struct sequence **sequences, int layer, int n)
+{
+    const struct model *m = e->model;
+    for (int i = 0; i < n; i++) {
+        const struct sequence *s = sequences[i];
+        const struct fast_rows rows = fast_tier_rows(s, layer);
+        const int64_t offset = (int64_t)(s->plan.n_kept + s->n_tokens - s->recent_first) * m->config.head_dim;
+        e->dst[i] = (struct kv_dst){.k = rows.k + offset, .v = rows.v + offset, .head_stride = rows.head_stride};
+    }
+    return model_layer_qkv(m, layer, e->hidden, n, e->rope, e->dst, &e->ws);
+}
+
+static void fill_item(struct engine *e, const struct sequence *s, int layer, int kv_head, int i_seq, struct attn_decode_item *item)
+{
+    const struct model_config *c = &e->model->config;
+    const int group = c->n_heads / c->n_kv_heads;
+    const int64_t q = ((int64_t)i_seq * c->n_heads + (int64_t)kv_head * group) * c->head_dim;
+    const struct fast_rows rows = fast_tier_rows(s, layer);
+    const struct page_list *list = sequence_list(s, layer, kv_head);
+    const bf16_t *k = rows.k + kv_head * rows.head_stride, *v = rows.v + kv_head * rows.head_stride;
+    const int64_t recent = (int64_t)s->plan.n_kept * c->head_dim;
+
+    *item = (struct attn_decode_item){
+        .q = e->ws.q + q,
+        .out = e->ws.attn_out + q,
+        .rows = {{k, v, s->plan.n_kept}, {k + recent, v + recent, s->n_tokens + 1 - s->recent_first}},
+        .pages = list->pages,
+        .n_pages = list->n,
+        .fetch_pages = e->fetch_pages,
+        .ret_chosen = e->chosen ? e->chosen + (int64_t)(i_seq * c->n_kv_heads + kv_head) * e->fetch_pages : NULL,
+    };
+}
+
+/* Bytes of the pages that an item attended; the sinks' page can only be the first of them. */
+static void count_pages(const struct engine *e, const struct attn_decode_item *item, struct sequence_stats *stats)
+{
+    const int n = item->ret_n_chosen;
+    if (n == 0)
+        return;
+    const bool all = n == item->n_pages;
+    const bool sink = item->pages[0].sink && (all || item->ret_chosen[0] == 0);
+    stats->pages_attended += (uint64_t)n;
+    stats->bytes_from_pool += (uint64_t)(n - sink) * e->layout.page.bytes + (sink ? e->layout.sink.bytes : 0);
+}
+
+static int attend(struct engine *e, struct sequence **sequences, int layer, int n)
+{
+    const struct model *m = e->model;
+    const int n_kv_heads = m->config.n_kv_heads;
+    for (int i = 0; i < n; i++)
+        for (int h = 0; h < n_kv_heads; h++)
+            fill_item(e, sequences[i], layer, h, i, &e->items[i * n_kv_heads + h]);
+    struct attn_decode_params p = {
+        .items = e->items,
+        .n_items = n * n_kv_heads,
+        .layout = &e->layout,
+        .group = m->config.n_heads / n_kv_heads,
+        .head_dim = m->config.head_dim,
+        .scale = m->config.attention_scale,
+    };
+    int r = m->ops->attn_decode(m->stream, &p);
+    if (r < 0)
+        return r;
+    for (int i = 0; i < n; i++)
+        for (int h = 0; h < n_kv_heads; h++)
+            count_pages(e, &e->items[i * n_kv_heads + h], &sequences[i]->stats);
+    return 0;
+}
+
+static int run_layers(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n)
+{
+    const struct model *m = e->model;
+    for (int i = 0; i < n; i++)
+        e->positions[i] = sequences[i]->n_tokens;
+    int r = model_embed(m, tokens, n, e->hidden);
+    if (r >= 0)
+        r = model_rope_table(m, e->positions, n, e->rope);
+    for (int layer = 0; r >= 0 && layer < m->config.n_layers; layer++) {
+        r = project(e, sequences, layer, n);
+        if (r >= 0)
+            r = attend(e, sequences, layer, n);
+        if (r >= 0)
+            r = model_layer_out(m, layer, e->hidden, n, &e->ws);
+    }
+    return r;
+}
+
+static int write_logits(struct engine *e, struct sequence **sequences, int n)
+{
+    const struct model *m = e->model;
+    const int n_vocab = m->config.n_vocab;
+    if (n == 1)
+        return model_logits(m, e->hidden, 1, &e->ws, sequences[0]->logits);
+    int r = model_logits(m, e->hidden, n, &e->ws, e->logits);
+    for (int i = 0; r >= 0 && i < n; i++)
+        r = m->dev->copy(m->stream, sequences[i]->logits, e->logits + (int64_t)i * n_vocab, (size_t)n_vocab * sizeof(float));
+    return r;
+}
+
+int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n)
+{
+    int r = check_batch(e, sequences, tokens, n);
+    for (int i = 0; r >= 0 && i < n; i++)
+        r = fast_tier_prepare_leave(sequences[i]);
+    if (r < 0)
+        return r;
+    r = run_layers(e, sequences, tokens, n);
+    if (r >= 0)
+        r = write_logits(e, sequences, n);
+    for (int i = 0; r >= 0 && i < n; i++) {
+        sequences[i]->tokens[sequences[i]->n_tokens++] = tokens[i];
+        r = fast_tier_leave(sequences[i]);
+    }
+    for (int i = 0; r < 0 && i < n; i++)
+        sequences[i]->phase = SEQUENCE_FAILED;
+    return r;
+}

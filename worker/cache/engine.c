@@ -1,0 +1,162 @@
+/* The engine's own state: configuration, block layout, fingerprint, scratch memory of a unit or a step. */
+#include "proto/base/base_assert.h"
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ENGINE_MAX_TOKENS = 1 << 24, /* bound on every count of tokens in the configuration */
+    ENGINE_MAX_BATCH = 4096,
+    LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
+    /* Part of the fingerprint: raise it when the arithmetic of prefill changes, so that blocks of an older build are not mixed in. */
+    ENGINE_NUMERICS_VERSION = 1,
+};
+
+static int check_range(struct error *err, const char *name, int64_t value, int64_t min, int64_t max)
+{
+    if (value >= min && value <= max)
+        return 0;
+    return error_set(err, -EINVAL, "%s is %lld; allowed are %lld to %lld", name, (long long)value, (long long)min, (long long)max);
+}
+
+static int check_config(const struct engine_config *c, const struct model *model, struct error *err)
+{
+    const struct {
+        const char *name;
+        int64_t value, min, max;
+    } limits[] = {
+        {"format", c->format, 0, KV_FORMAT_COUNT - 1},
+        {"budget", c->budget, 0, ENGINE_MAX_TOKENS},
+        {"recent", c->recent, 0, ENGINE_MAX_TOKENS},
+        {"fetch", c->fetch, 0, INT32_MAX},
+        {"chunk", c->chunk, 1, INT32_MAX},
+        {"values", c->values, PREFILL_CONSISTENT, PREFILL_EXACT},
+        {"order", c->order, PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR},
+        {"max_context", c->max_context, 1, model->config.max_context},
+        {"max_batch", c->max_batch, 1, ENGINE_MAX_BATCH},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(limits); i++)
+        if (check_range(err, limits[i].name, limits[i].value, limits[i].min, limits[i].max) < 0)
+            return -EINVAL;
+    return c->selector ? 0 : error_set(err, -EINVAL, "no selector; there are %s", selector_names());
+}
+
+/* Exact prefill leaves other bytes in lossy blocks than consistent prefill does, and its runs must not start from decoded values: its blocks live under a root of
+ * their own and are never looked up. In the bf16 format the two are the same thing. */
+static void make_fingerprint(struct engine *engine)
+{
+    struct {
+        char domain[20];
+        uint8_t numerics, exact, pad[2];
+        uint8_t model[FINGERPRINT_BYTES];
+    } in = {.domain = "tidepool engine", .numerics = ENGINE_NUMERICS_VERSION, .exact = !engine->attended};
+    model_fingerprint(engine->model, engine->layout.format, 1, 0, in.model);
+    crypto_generichash(engine->fingerprint, sizeof(engine->fingerprint), (const uint8_t *)&in, sizeof(in), NULL, 0);
+}
+
+static int alloc_scratch(struct engine *engine)
+{
+    const struct model_config *c = &engine->model->config;
+    const size_t hidden = (size_t)engine->config.max_batch * (size_t)c->dim;
+    const size_t rope = (size_t)engine->n_max * (size_t)c->head_dim;
+    const size_t logits = (size_t)engine->n_logit_rows * (size_t)c->n_vocab;
+    const size_t bytes = (hidden + rope + logits + 48) / 16 * 64; /* whole cache lines, two of them lost to alignment */
+
+    int r = engine->model->dev->alloc(engine->model->device, MEM_WORKSPACE, bytes, &engine->scratch);
+    if (r < 0)
+        return r;
+    engine->hidden = engine->scratch;
+    engine->rope = engine->hidden + (hidden + 15) / 16 * 16;
+    engine->logits = engine->rope + (rope + 15) / 16 * 16;
+    engine->fixed_bytes = bytes + engine->ws.bytes;
+    return 0;
+}
+
+static int alloc_host(struct engine *engine)
+{
+    const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
+    engine->dst = calloc((size_t)engine->n_max, sizeof(*engine->dst));
+    engine->positions = calloc((size_t)engine->n_max, sizeof(*engine->positions));
+    engine->items = calloc(n_items, sizeof(*engine->items));
+    if (engine->fetch_pages != INT32_MAX)
+        engine->chosen = calloc(n_items * (size_t)engine->fetch_pages + 1, sizeof(*engine->chosen));
+    if (!engine->dst || !engine->positions || !engine->items || (engine->fetch_pages != INT32_MAX && !engine->chosen))
+        return -ENOMEM;
+    return 0;
+}
+
+static void derive(struct engine *engine)
+{
+    struct engine_config *c = &engine->config;
+    if (c->chunk > c->max_context)
+        c->chunk = c->max_context;
+    engine->attended = c->values == PREFILL_CONSISTENT || c->format == KV_FORMAT_BF16;
+    engine->reuse = engine->attended;
+    /* More pages than a context has are all of them; that also bounds the table of chosen pages. */
+    const int all_pages = c->max_context / SUBPAGE_TOKENS + 1;
+    engine->fetch_pages = c->fetch / SUBPAGE_TOKENS + (c->fetch % SUBPAGE_TOKENS != 0);
+    if (engine->fetch_pages >= all_pages)
+        engine->fetch_pages = INT32_MAX;
+    engine->n_max = c->chunk > c->max_batch ? c->chunk : c->max_batch;
+    engine->n_logit_rows = c->max_batch > LOGIT_ROWS ? c->max_batch : LOGIT_ROWS;
+    if (engine->n_logit_rows > engine->n_max)
+        engine->n_logit_rows = engine->n_max;
+}
+
+int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store, struct engine **ret_engine, struct error *err)
+{
+    int r = check_config(config, model, err);
+    if (r < 0)
+        return r;
+    if (sodium_init() < 0)
+        return error_set(err, -ENOSYS, "libsodium does not start");
+    struct engine *engine = calloc(1, sizeof(*engine));
+    if (!engine)
+        return error_set(err, -ENOMEM, "no memory for the engine");
+    engine->config = *config;
+    engine->model = model;
+    engine->store = store;
+    derive(engine);
+    const struct model_config *c = &model->config;
+    r = block_layout_init(&engine->layout, config->format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim);
+    if (r < 0) {
+        error_set(err, r, "no block layout for %d layers of %d KV heads of %d", c->n_layers, c->n_kv_heads, c->head_dim);
+        goto fail;
+    }
+    make_fingerprint(engine);
+    r = model_workspace_init(&engine->ws, model, engine->n_max);
+    if (r >= 0)
+        r = alloc_scratch(engine);
+    if (r >= 0)
+        r = alloc_host(engine);
+    if (r < 0) {
+        error_set(err, r, "no memory for the workspace of %d tokens", engine->n_max);
+        goto fail;
+    }
+    *ret_engine = engine;
+    return 0;
+fail:
+    engine_free(engine);
+    return r;
+}
+
+void engine_free(struct engine *engine)
+{
+    if (!engine)
+        return;
+    ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0);
+    free(engine->chosen);
+    free(engine->items);
+    free(engine->positions);
+    free(engine->dst);
+    engine->model->dev->free(engine->model->device, engine->scratch);
+    model_workspace_fini(&engine->ws, engine->model);
+    free(engine);
+}
+
+void engine_fingerprint(const struct engine *engine, uint8_t ret_fingerprint[32])
+{
+    memcpy(ret_fingerprint, engine->fingerprint, FINGERPRINT_BYTES);
+}

@@ -1,0 +1,218 @@
+/* What the files of worker/cache share. An engine owns its scratch memory and counts what its sequences hold; a sequence owns everything else. All of it belongs
+ * to the thread that owns the device. */
+#pragma once
+#include "proto/base/base_assert.h"
+#include "worker/cache/engine.h"
+#include "worker/cache/selector.h"
+#include "worker/model/model.h"
+
+/* ---- plan: what follows from n_prompt, max_new and the configuration alone (sequence_plan.c) ---- */
+struct sequence_plan {
+    int n_prompt, n_total;        /* n_total = n_prompt + max_new: positions there can ever be */
+    int recent_first;             /* first recent position when the prompt is done, a multiple of BLOCK_TOKENS */
+    int recent_rows;              /* capacity of the recent window */
+    int n_sinks, n_free, n_tail;  /* kept rows: positions 0..n_sinks-1, the selector's, and tail_first..tail_first+n_tail-1 */
+    int free_first, free_last;    /* the selector's candidates */
+    int tail_first;
+    int n_kept;                   /* n_sinks + n_free + n_tail, the same in every layer and KV head */
+    int n_window;                 /* queries that the selector observes */
+    int n_prompt_blocks;          /* full blocks of the prompt */
+    int n_blocks;                 /* blocks there can ever be */
+    int n_pages;                  /* slow sub-pages per layer and KV head there can ever be */
+    int n_resident;               /* layers whose full KV is resident during prefill */
+    size_t fast_bytes, active_kv_bytes, window_bytes, scratch_bytes, indices_bytes, logits_bytes;
+    size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
+};
+
+/* First recent position when n tokens have K and V: the largest multiple of BLOCK_TOKENS that leaves `recent` tokens behind it. */
+static inline int recent_first(int n, int recent)
+{
+    return n > recent ? (n - recent) / BLOCK_TOKENS * BLOCK_TOKENS : 0;
+}
+
+void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, struct sequence_plan *ret_plan);
+/* Bridge for n_new tokens that have to be computed. */
+size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
+/* Staging of blocks first..last-1 when they are private. */
+size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
+/* Device bytes while the prompt is computed, and after it; private blocks apart. */
+size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
+size_t sequence_plan_decode_bytes(const struct sequence_plan *plan);
+/* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
+int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
+
+/* ---- engine (engine.c) ---- */
+struct engine {
+    struct engine_config config;
+    struct model *model;          /* borrowed */
+    struct kv_client *store;      /* borrowed, or NULL */
+    struct block_layout layout;
+    uint8_t fingerprint[FINGERPRINT_BYTES];
+    bool attended;                /* prefill attends earlier blocks as the pool gives them back */
+    bool reuse;                   /* prompts may start from the pool's blocks */
+    int fetch_pages;              /* INT32_MAX: all */
+    int n_max;                    /* tokens a unit or a step */
+    int n_logit_rows;
+
+    struct model_workspace ws;
+    void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
+    float *hidden;                /* [max_batch, dim] of a decode step */
+    float *rope;                  /* [n_max, head_dim / 2, 2] */
+    float *logits;                /* [n_logit_rows, n_vocab] */
+    struct kv_dst *dst;           /* [n_max] */
+    int32_t *positions;           /* [n_max] */
+    struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
+    int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched */
+
+    size_t fixed_bytes;           /* workspace and scratch */
+    size_t committed_bytes;       /* promised to live sequences */
+    int n_sequences;
+};
+
+/* ---- page lists (page_list.c) ---- */
+/* Slow sub-pages of one layer and KV head in position order; sub-pages without slow tokens are left out. */
+struct page_list {
+    struct kv_page *pages; /* [plan.n_pages], borrowed from the sequence's one allocation */
+    int n;
+    int n_at_prompt_end;   /* pages of blocks below plan.recent_first; every block after them has all its sub-pages */
+};
+
+/* Pages of the blocks below plan.recent_first that hold a token not in kept[plan.n_kept] (ascending). */
+void page_list_build(struct sequence *seq, int layer, int kv_head, const int32_t *kept);
+/* Adds block `block` to every list. */
+void page_lists_append(struct sequence *seq, int block);
+/* The block's bytes have moved. It lies at or after plan.recent_first. */
+void page_lists_repoint(struct sequence *seq, int block);
+
+/* ---- blocks (sequence_blocks.c, block_move.c) ---- */
+enum block_place {
+    BLOCK_ABSENT,
+    BLOCK_PRIVATE, /* an extent of MEM_STAGING */
+    BLOCK_GRANTED, /* in the pool, ours to write */
+    BLOCK_SEALED,  /* in the pool, read lease */
+};
+
+struct block_move;
+struct sequence_block {
+    enum block_place place;
+    uint8_t *data;           /* the extent */
+    struct block_move *move; /* on its way to the pool, or NULL */
+};
+
+/* Keys, lookup, reservation; then private extents for what the pool did not take. Sets n_cached. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
+int sequence_blocks_init(struct sequence *seq, const struct sequence_request *request, struct error *err);
+void sequence_blocks_fini(struct sequence *seq);
+/* Block `block` of the prompt is complete in `layer`: codes it, or takes what the pool already has. k, v: head h, token t at + h * head_stride + t * head_dim.
+ * -ERANGE when K or V are not finite. */
+int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
+/* Decodes a cached block's layer into k, v. */
+int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
+/* All layers of block `block` are written. */
+void sequence_block_seal(struct sequence *seq, int block);
+int sequence_block_alloc_private(struct sequence *seq, int block);
+void sequence_block_free_private(struct sequence *seq, int block);
+/* Starts moving a private block made while decoding to the pool; never waits, and when the store does not take it the block stays where it is. */
+void block_move_start(struct sequence *seq, int block);
+/* The sequence goes away; the answer still to come releases what it brings. */
+void block_move_orphan(struct block_move *move);
+
+/* ---- sequences (sequence.c) ---- */
+enum sequence_phase { SEQUENCE_PREFILL, SEQUENCE_DECODE, SEQUENCE_FAILED };
+
+/* What a sequence holds only while its prompt is computed. */
+struct prefill {
+    int n_new;              /* tokens that are computed, n_cached .. n_prompt-1 */
+    int n_loads, n_chunks;  /* units a layer */
+    int unit, n_units;
+    bf16_t *active;         /* [n_resident][k, v][n_kv_heads, n_prompt, head_dim] */
+    float *bridge;          /* layer-major [n_new, dim], chunk-major [chunk, dim] */
+    float *window;          /* [n_resident][n_window, n_heads, head_dim] */
+    void *scratch;          /* selector's */
+    int32_t *indices;       /* [n_kv_heads, n_kept] kept positions of one layer */
+};
+
+struct sequence {
+    struct engine *engine;
+    enum sequence_phase phase;
+    struct sequence_plan plan;
+    bool shared;            /* uses the pool */
+    bool in_step;           /* marks repeats while a batch is checked */
+    int32_t *tokens;        /* [n_total] */
+    int n_tokens;           /* positions with K and V */
+    int n_cached;           /* tokens that came from the pool, a multiple of BLOCK_TOKENS */
+
+    struct block_key root;
+    struct block_key *keys;        /* [n_blocks] */
+    struct kv_lease *leases;       /* [n_blocks], held when the block's place says so */
+    struct sequence_block *blocks; /* [n_blocks] */
+
+    bf16_t *fast;           /* [n_layers][k, v][n_kv_heads, n_kept + recent_rows, head_dim] */
+    int recent_first;       /* position of recent row 0 */
+    int32_t *kept;          /* host: [n_layers, n_kv_heads, n_kept] */
+    struct kv_page *pages;  /* host: storage of the lists */
+    struct page_list *lists; /* [n_layers, n_kv_heads] */
+
+    struct prefill prefill;
+    float *logits;          /* [n_vocab] device */
+    float *prompt_logprobs; /* [n_prompt - 1] host, or NULL */
+    size_t committed_bytes; /* share of engine->committed_bytes */
+    struct sequence_stats stats;
+};
+
+void sequence_commit_bytes(struct sequence *seq, size_t bytes);
+void sequence_prefill_memory_free(struct sequence *seq);
+
+static inline struct page_list *sequence_list(const struct sequence *seq, int layer, int kv_head)
+{
+    return &seq->lists[layer * seq->engine->model->config.n_kv_heads + kv_head];
+}
+static inline int32_t *sequence_kept_row(const struct sequence *seq, int layer, int kv_head)
+{
+    return seq->kept + ((int64_t)layer * seq->engine->model->config.n_kv_heads + kv_head) * seq->plan.n_kept;
+}
+
+/* ---- fast tier (fast_tier.c) ---- */
+/* One layer's rows: row r of head h at k + h * head_stride + r * head_dim; rows 0..n_kept-1 are kept, the recent window follows. */
+struct fast_rows {
+    bf16_t *k, *v;
+    int64_t head_stride;
+};
+struct fast_rows fast_tier_rows(const struct sequence *seq, int layer);
+/* Gathers the kept rows of head h (indices: device memory) and copies the recent ones from the layer's full KV. */
+int fast_tier_fill(struct sequence *seq, int layer, const int32_t *indices, const bf16_t *k, const bf16_t *v, int64_t head_stride);
+/* Space for the block that the next token pushes out of the recent window, if it does and has none yet. -ENOMEM. */
+int fast_tier_prepare_leave(struct sequence *seq);
+/* Moves the oldest block of the recent window to the slow tier when the window is full. */
+int fast_tier_leave(struct sequence *seq);
+
+/* ---- selection (selection.c) ---- */
+/* The layer's prefill is done: choose, gather, list. */
+int selection_run(struct sequence *seq, int layer);
+
+/* ---- prefill (prefill.c, prefill_chunk.c) ---- */
+void prefill_init(struct sequence *seq);
+int prefill_chunk_run(struct sequence *seq, int layer, int chunk);
+
+static inline int prefill_resident(const struct sequence *seq, int layer)
+{
+    return seq->plan.n_resident == 1 ? 0 : layer;
+}
+static inline bf16_t *prefill_k(const struct sequence *seq, int layer)
+{
+    const struct model_config *c = &seq->engine->model->config;
+    return seq->prefill.active + (int64_t)prefill_resident(seq, layer) * 2 * c->n_kv_heads * seq->plan.n_prompt * c->head_dim;
+}
+static inline bf16_t *prefill_v(const struct sequence *seq, int layer)
+{
+    const struct model_config *c = &seq->engine->model->config;
+    return prefill_k(seq, layer) + (int64_t)c->n_kv_heads * seq->plan.n_prompt * c->head_dim;
+}
+static inline int64_t prefill_head_stride(const struct sequence *seq)
+{
+    return (int64_t)seq->plan.n_prompt * seq->engine->model->config.head_dim;
+}
+static inline float *prefill_window(const struct sequence *seq, int layer)
+{
+    const struct model_config *c = &seq->engine->model->config;
+    return seq->prefill.window + (int64_t)prefill_resident(seq, layer) * seq->plan.n_window * c->n_heads * c->head_dim;
+}

@@ -1,0 +1,126 @@
+/* The fast tier: bf16 rows of fixed number per layer and KV head, the kept ones first, then the recent window in position order. The window holds at least the
+ * `recent` newest tokens and at most recent + BLOCK_TOKENS; when it is full its oldest block becomes slow. */
+#include "worker/cache/engine_private.h"
+
+struct fast_rows fast_tier_rows(const struct sequence *seq, int layer)
+{
+    const struct model_config *c = &seq->engine->model->config;
+    const int64_t head_stride = (int64_t)(seq->plan.n_kept + seq->plan.recent_rows) * c->head_dim;
+    bf16_t *k = seq->fast + (int64_t)layer * 2 * c->n_kv_heads * head_stride;
+    return (struct fast_rows){.k = k, .v = k + c->n_kv_heads * head_stride, .head_stride = head_stride};
+}
+
+static int copy_rows(const struct model *m, bf16_t *dst, const bf16_t *src, int64_t n_rows)
+{
+    return m->dev->copy(m->stream, dst, src, (size_t)(n_rows * m->config.head_dim) * sizeof(bf16_t));
+}
+
+int fast_tier_fill(struct sequence *seq, int layer, const int32_t *indices, const bf16_t *k, const bf16_t *v, int64_t head_stride)
+{
+    const struct model *m = seq->engine->model;
+    const int d = m->config.head_dim, n_kept = seq->plan.n_kept, first = seq->plan.recent_first;
+    const int n_recent = seq->plan.n_prompt - first;
+    const struct fast_rows rows = fast_tier_rows(seq, layer);
+    int r = 0;
+
+    for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++) {
+        const bf16_t *head_k = k + h * head_stride, *head_v = v + h * head_stride;
+        bf16_t *dst_k = rows.k + h * rows.head_stride, *dst_v = rows.v + h * rows.head_stride;
+        if (n_kept)
+            r = m->ops->gather_rows(m->stream, head_k, head_v, indices + (int64_t)h * n_kept, n_kept, d, dst_k, dst_v);
+        if (r >= 0 && n_recent)
+            r = copy_rows(m, dst_k + (int64_t)n_kept * d, head_k + (int64_t)first * d, n_recent);
+        if (r >= 0 && n_recent)
+            r = copy_rows(m, dst_v + (int64_t)n_kept * d, head_v + (int64_t)first * d, n_recent);
+    }
+    return r;
+}
+
+/* The block that goes when the window holds n tokens, or -1. */
+static int leaving_block(const struct sequence *seq, int n_tokens)
+{
+    const int first = recent_first(n_tokens, seq->engine->config.recent);
+    ASSERT(first == seq->recent_first || first == seq->recent_first + BLOCK_TOKENS);
+    return first == seq->recent_first ? -1 : seq->recent_first / BLOCK_TOKENS;
+}
+
+int fast_tier_prepare_leave(struct sequence *seq)
+{
+    const int block = leaving_block(seq, seq->n_tokens + 1);
+    if (block < 0 || seq->blocks[block].place != BLOCK_ABSENT)
+        return 0;
+    return sequence_block_alloc_private(seq, block);
+}
+
+/* Returns the number of layers with values that are not finite. */
+static int encode_leaving(struct sequence *seq, int block)
+{
+    const struct model *m = seq->engine->model;
+    const struct block_layout *layout = &seq->engine->layout;
+    const bool first = block == 0;
+    const int64_t recent = (int64_t)seq->plan.n_kept * m->config.head_dim;
+    int bad = 0;
+
+    for (int layer = 0; layer < m->config.n_layers; layer++) {
+        const struct fast_rows rows = fast_tier_rows(seq, layer);
+        const struct block_params p = {
+            .layout = layout,
+            .first = first,
+            .slice = seq->blocks[block].data + block_slice_offset(layout, first, (uint32_t)layer),
+            .k = rows.k + recent,
+            .v = rows.v + recent,
+            .head_stride = rows.head_stride,
+        };
+        int r = m->ops->block_encode(m->stream, &p, false);
+        if (r < 0)
+            return r;
+        bad += r != 0;
+    }
+    return bad;
+}
+
+/* Row j of the window becomes row j - BLOCK_TOKENS. Copied in pieces that do not overlap, since a device's copy need not be a memmove. */
+static int shift_head(const struct model *m, bf16_t *recent, int64_t n_rows)
+{
+    int r = 0;
+    for (int64_t row = 0; r >= 0 && row < n_rows; row += BLOCK_TOKENS) {
+        const int64_t n = n_rows - row < BLOCK_TOKENS ? n_rows - row : BLOCK_TOKENS;
+        r = copy_rows(m, recent + row * m->config.head_dim, recent + (row + BLOCK_TOKENS) * m->config.head_dim, n);
+    }
+    return r;
+}
+
+static int shift_window(struct sequence *seq)
+{
+    const struct model *m = seq->engine->model;
+    const int64_t n_rows = seq->n_tokens - seq->recent_first - BLOCK_TOKENS;
+    int r = 0;
+    for (int layer = 0; r >= 0 && layer < m->config.n_layers; layer++) {
+        const struct fast_rows rows = fast_tier_rows(seq, layer);
+        for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++) {
+            const int64_t recent = h * rows.head_stride + (int64_t)seq->plan.n_kept * m->config.head_dim;
+            r = shift_head(m, rows.k + recent, n_rows);
+            if (r >= 0)
+                r = shift_head(m, rows.v + recent, n_rows);
+        }
+    }
+    return r;
+}
+
+int fast_tier_leave(struct sequence *seq)
+{
+    const int block = leaving_block(seq, seq->n_tokens);
+    if (block < 0)
+        return 0;
+    const bool generated = block >= seq->plan.n_prompt_blocks;
+    const int bad = generated ? encode_leaving(seq, block) : 0;
+    int r = bad < 0 ? bad : shift_window(seq);
+    if (r < 0)
+        return r;
+    page_lists_append(seq, block);
+    seq->recent_first += BLOCK_TOKENS;
+    /* Values that are not finite concern this sequence alone, whose logits show it; others must not find them in the pool. */
+    if (generated && bad == 0)
+        block_move_start(seq, block);
+    return 0;
+}

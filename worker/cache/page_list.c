@@ -1,0 +1,63 @@
+/* The slow tier as attention reads it: per layer and KV head the sub-pages that hold slow tokens, in position order, each with the mask of those tokens. A kept token
+ * is in its block too, so its bit is clear. Blocks that leave the recent window while decoding have no kept tokens and all their sub-pages. */
+#include "worker/cache/engine_private.h"
+
+static struct kv_page make_page(const struct sequence *seq, int layer, int kv_head, int block, int subpage, uint16_t tokens)
+{
+    const struct block_layout *l = &seq->engine->layout;
+    const bool first = block == 0;
+    const uint8_t *slice = seq->blocks[block].data + block_slice_offset(l, first, (uint32_t)layer);
+    return (struct kv_page){
+        .page = slice + block_subpage_offset(l, first, (uint32_t)kv_head, (uint32_t)subpage),
+        .index = slice + block_index_offset(l, first, (uint32_t)kv_head, (uint32_t)subpage),
+        .tokens = tokens,
+        .sink = first && subpage == 0,
+    };
+}
+
+void page_list_build(struct sequence *seq, int layer, int kv_head, const int32_t *kept)
+{
+    struct page_list *list = sequence_list(seq, layer, kv_head);
+    const int n_kept = seq->plan.n_kept;
+    int j = 0;
+
+    list->n = 0;
+    for (int pos = 0; pos < seq->plan.recent_first; pos += SUBPAGE_TOKENS) {
+        uint16_t tokens = 0xffff;
+        for (; j < n_kept && kept[j] < pos + SUBPAGE_TOKENS; j++)
+            tokens &= (uint16_t)~(1u << (kept[j] - pos));
+        if (tokens)
+            list->pages[list->n++] = make_page(seq, layer, kv_head, pos / BLOCK_TOKENS, pos % BLOCK_TOKENS / SUBPAGE_TOKENS, tokens);
+    }
+    ASSERT(j == n_kept);
+    list->n_at_prompt_end = list->n;
+}
+
+void page_lists_append(struct sequence *seq, int block)
+{
+    const struct model_config *c = &seq->engine->model->config;
+    for (int layer = 0; layer < c->n_layers; layer++) {
+        for (int h = 0; h < c->n_kv_heads; h++) {
+            struct page_list *list = sequence_list(seq, layer, h);
+            ASSERT(list->n + BLOCK_SUBPAGES <= seq->plan.n_pages);
+            for (int s = 0; s < BLOCK_SUBPAGES; s++)
+                list->pages[list->n++] = make_page(seq, layer, h, block, s, 0xffff);
+        }
+    }
+}
+
+void page_lists_repoint(struct sequence *seq, int block)
+{
+    const struct model_config *c = &seq->engine->model->config;
+    const int behind = block - seq->plan.recent_first / BLOCK_TOKENS;
+    ASSERT(behind >= 0);
+    for (int layer = 0; layer < c->n_layers; layer++) {
+        for (int h = 0; h < c->n_kv_heads; h++) {
+            struct page_list *list = sequence_list(seq, layer, h);
+            struct kv_page *pages = list->pages + list->n_at_prompt_end + behind * BLOCK_SUBPAGES;
+            ASSERT(pages + BLOCK_SUBPAGES <= list->pages + list->n);
+            for (int s = 0; s < BLOCK_SUBPAGES; s++)
+                pages[s] = make_page(seq, layer, h, block, s, 0xffff);
+        }
+    }
+}

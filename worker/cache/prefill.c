@@ -1,0 +1,103 @@
+/* The schedule of a prompt: which unit of work comes next. Layer-major (TideKV): one layer over the whole prompt before the next one starts, so that one layer's full KV is
+ * resident. Chunk-major, the baseline: one chunk through all layers, every layer's KV resident, selection at the end. The units themselves are the same, and so
+ * are the results.
+ *
+ *   load     some cached blocks of a layer are decoded into its full KV
+ *   chunk    one chunk of the tokens to compute goes through a layer (prefill_chunk.c)
+ *   select   the layer is complete: its kept entries and recent rows move to the fast tier */
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+
+enum { LOAD_BLOCKS = 64 /* a unit */ };
+
+enum unit_kind { UNIT_LOAD, UNIT_CHUNK, UNIT_SELECT };
+struct unit {
+    enum unit_kind kind;
+    int layer, index;
+};
+
+void prefill_init(struct sequence *seq)
+{
+    struct prefill *f = &seq->prefill;
+    const int n_layers = seq->engine->model->config.n_layers, chunk = seq->engine->config.chunk;
+    const int cached_blocks = seq->n_cached / BLOCK_TOKENS;
+
+    f->n_new = seq->plan.n_prompt - seq->n_cached;
+    f->n_loads = (cached_blocks + LOAD_BLOCKS - 1) / LOAD_BLOCKS;
+    f->n_chunks = f->n_new / chunk + (f->n_new % chunk != 0);
+    f->n_units = n_layers * (f->n_loads + f->n_chunks + 1);
+}
+
+static struct unit unit_at(const struct sequence *seq, int i)
+{
+    const struct prefill *f = &seq->prefill;
+    const int n_layers = seq->engine->model->config.n_layers;
+    if (seq->engine->config.order == PREFILL_LAYER_MAJOR) {
+        const int per_layer = f->n_loads + f->n_chunks + 1, layer = i / per_layer, j = i % per_layer;
+        if (j < f->n_loads)
+            return (struct unit){UNIT_LOAD, layer, j};
+        if (j < f->n_loads + f->n_chunks)
+            return (struct unit){UNIT_CHUNK, layer, j - f->n_loads};
+        return (struct unit){UNIT_SELECT, layer, 0};
+    }
+    if (i < n_layers * f->n_loads)
+        return (struct unit){UNIT_LOAD, i / f->n_loads, i % f->n_loads};
+    i -= n_layers * f->n_loads;
+    if (i < n_layers * f->n_chunks)
+        return (struct unit){UNIT_CHUNK, i % n_layers, i / n_layers};
+    return (struct unit){UNIT_SELECT, i - n_layers * f->n_chunks, 0};
+}
+
+static int load_blocks(struct sequence *seq, int layer, int index)
+{
+    const int d = seq->engine->model->config.head_dim, n = seq->n_cached / BLOCK_TOKENS;
+    const int last = (index + 1) * LOAD_BLOCKS < n ? (index + 1) * LOAD_BLOCKS : n;
+    int r = 0;
+    for (int b = index * LOAD_BLOCKS; r >= 0 && b < last; b++) {
+        const int64_t offset = (int64_t)b * BLOCK_TOKENS * d;
+        r = sequence_block_load(seq, layer, b, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
+    }
+    return r;
+}
+
+static int run_unit(struct sequence *seq, struct unit unit)
+{
+    switch (unit.kind) {
+    case UNIT_LOAD:
+        return load_blocks(seq, unit.layer, unit.index);
+    case UNIT_CHUNK:
+        return prefill_chunk_run(seq, unit.layer, unit.index);
+    case UNIT_SELECT:
+        return selection_run(seq, unit.layer);
+    }
+    return -EINVAL;
+}
+
+static void finish(struct sequence *seq)
+{
+    size_t staging = 0;
+    for (int b = 0; b < seq->plan.n_blocks; b++)
+        if (seq->blocks[b].place == BLOCK_ABSENT || seq->blocks[b].place == BLOCK_PRIVATE)
+            staging += seq->plan.block_bytes[b == 0];
+    sequence_prefill_memory_free(seq);
+    sequence_commit_bytes(seq, sequence_plan_decode_bytes(&seq->plan) + staging);
+    seq->n_tokens = seq->plan.n_prompt;
+    seq->phase = SEQUENCE_DECODE;
+}
+
+int sequence_prefill_step(struct sequence *seq)
+{
+    struct prefill *f = &seq->prefill;
+    if (seq->phase != SEQUENCE_PREFILL)
+        return seq->phase == SEQUENCE_DECODE ? 0 : -EINVAL;
+    const int r = run_unit(seq, unit_at(seq, f->unit));
+    if (r < 0) {
+        seq->phase = SEQUENCE_FAILED;
+        return r;
+    }
+    f->unit++;
+    if (f->unit < f->n_units)
+        return 1;
+    finish(seq);
+    return 0;
+}

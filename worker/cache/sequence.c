@@ -1,0 +1,188 @@
+/* A sequence from admission to its end. Everything it can ever need is allocated or promised here, so that it never runs out half-way. */
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SALT = 1024 };
+
+static int check_request(const struct engine *engine, const struct sequence_request *request, struct error *err)
+{
+    const int n_vocab = engine->model->config.n_vocab;
+    if (request->n_salt > MAX_SALT)
+        return error_set(err, -EINVAL, "the cache salt has %zu bytes; at most %d are allowed", request->n_salt, MAX_SALT);
+    int r = engine_admits(engine, request->n_prompt, request->max_new, err);
+    if (r < 0)
+        return r;
+    for (int i = 0; i < request->n_prompt; i++)
+        if (request->prompt[i] < 0 || request->prompt[i] >= n_vocab)
+            return error_set(err, -EINVAL, "token %d of the prompt is %d; the vocabulary has %d", i, request->prompt[i], n_vocab);
+    return r == 0 ? error_set(err, -EAGAIN, "the sequence has to wait for device memory") : 0;
+}
+
+/* At least one element, so that NULL always means failure. */
+static void *host_array(size_t n, size_t size)
+{
+    return calloc(n ? n : 1, size);
+}
+
+static int alloc_host(struct sequence *seq, bool prompt_logprobs)
+{
+    const struct sequence_plan *p = &seq->plan;
+    const struct model_config *c = &seq->engine->model->config;
+    const size_t n_lists = (size_t)c->n_layers * (size_t)c->n_kv_heads;
+
+    seq->tokens = host_array((size_t)p->n_total, sizeof(*seq->tokens));
+    seq->keys = host_array((size_t)p->n_blocks, sizeof(*seq->keys));
+    seq->leases = host_array((size_t)p->n_blocks, sizeof(*seq->leases));
+    seq->blocks = host_array((size_t)p->n_blocks, sizeof(*seq->blocks));
+    seq->kept = host_array(n_lists * (size_t)p->n_kept, sizeof(*seq->kept));
+    seq->pages = host_array(n_lists * (size_t)p->n_pages, sizeof(*seq->pages));
+    seq->lists = host_array(n_lists, sizeof(*seq->lists));
+    if (prompt_logprobs)
+        seq->prompt_logprobs = host_array((size_t)p->n_prompt - 1, sizeof(float));
+    if (!seq->tokens || !seq->keys || !seq->leases || !seq->blocks || !seq->kept || !seq->pages || !seq->lists ||
+        (prompt_logprobs && !seq->prompt_logprobs))
+        return -ENOMEM;
+    for (size_t i = 0; i < n_lists; i++)
+        seq->lists[i].pages = seq->pages + i * (size_t)p->n_pages;
+    return 0;
+}
+
+/* One piece of device memory, or NULL for 0 bytes. */
+static int alloc_device(const struct sequence *seq, enum mem_tag tag, size_t bytes, void *ret_memory)
+{
+    const struct model *m = seq->engine->model;
+    void *memory = NULL;
+    int r = bytes ? m->dev->alloc(m->device, tag, bytes, &memory) : 0;
+    if (r >= 0)
+        memcpy(ret_memory, &memory, sizeof(memory));
+    return r;
+}
+
+static int alloc_device_memory(struct sequence *seq)
+{
+    const struct sequence_plan *p = &seq->plan;
+    struct prefill *f = &seq->prefill;
+    const struct {
+        enum mem_tag tag;
+        size_t bytes;
+        void *where;
+    } pieces[] = {
+        {MEM_FAST, p->fast_bytes, &seq->fast},
+        {MEM_WORKSPACE, p->logits_bytes, &seq->logits},
+        {MEM_ACTIVE_KV, p->active_kv_bytes, &f->active},
+        {MEM_BRIDGE, sequence_plan_bridge_bytes(seq->engine, f->n_new), &f->bridge},
+        {MEM_WORKSPACE, p->window_bytes, &f->window},
+        {MEM_WORKSPACE, p->scratch_bytes, &f->scratch},
+        {MEM_WORKSPACE, p->indices_bytes, &f->indices},
+    };
+    int r = 0;
+    for (size_t i = 0; r >= 0 && i < ARRAY_LEN(pieces); i++)
+        r = alloc_device(seq, pieces[i].tag, pieces[i].bytes, pieces[i].where);
+    return r;
+}
+
+int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err)
+{
+    int r = check_request(engine, request, err);
+    if (r < 0)
+        return r;
+    struct sequence *seq = calloc(1, sizeof(*seq));
+    if (!seq)
+        return error_set(err, -ENOMEM, "no memory for a sequence");
+    seq->engine = engine;
+    engine->n_sequences++;
+    sequence_plan_init(engine, request->n_prompt, request->max_new, &seq->plan);
+    seq->recent_first = seq->plan.recent_first;
+    seq->shared = engine->store && !request->no_cache;
+    r = alloc_host(seq, request->prompt_logprobs);
+    if (r < 0) {
+        error_set(err, r, "no host memory for a sequence of %d tokens", seq->plan.n_total);
+        goto fail;
+    }
+    memcpy(seq->tokens, request->prompt, (size_t)request->n_prompt * sizeof(*seq->tokens));
+    r = sequence_blocks_init(seq, request, err);
+    if (r < 0)
+        goto fail;
+    prefill_init(seq);
+    r = alloc_device_memory(seq);
+    if (r < 0) {
+        error_set(err, r, "no device memory for a sequence of %d tokens", seq->plan.n_total);
+        goto fail;
+    }
+    *ret_sequence = seq;
+    return 0;
+fail:
+    sequence_free(seq);
+    return r;
+}
+
+void sequence_commit_bytes(struct sequence *seq, size_t bytes)
+{
+    seq->engine->committed_bytes += bytes - seq->committed_bytes;
+    seq->committed_bytes = bytes;
+}
+
+void sequence_prefill_memory_free(struct sequence *seq)
+{
+    const struct model *m = seq->engine->model;
+    struct prefill *f = &seq->prefill;
+    m->dev->free(m->device, f->indices);
+    m->dev->free(m->device, f->scratch);
+    m->dev->free(m->device, f->window);
+    m->dev->free(m->device, f->bridge);
+    m->dev->free(m->device, f->active);
+    f->indices = NULL;
+    f->scratch = NULL;
+    f->window = f->bridge = NULL;
+    f->active = NULL;
+}
+
+void sequence_free(struct sequence *seq)
+{
+    if (!seq)
+        return;
+    const struct model *m = seq->engine->model;
+    sequence_prefill_memory_free(seq);
+    m->dev->free(m->device, seq->logits);
+    m->dev->free(m->device, seq->fast);
+    sequence_blocks_fini(seq);
+    sequence_commit_bytes(seq, 0);
+    seq->engine->n_sequences--;
+    free(seq->prompt_logprobs);
+    free(seq->lists);
+    free(seq->pages);
+    free(seq->kept);
+    free(seq->blocks);
+    free(seq->leases);
+    free(seq->keys);
+    free(seq->tokens);
+    free(seq);
+}
+
+const float *sequence_logits(const struct sequence *seq)
+{
+    return seq->phase == SEQUENCE_DECODE ? seq->logits : NULL;
+}
+
+const float *sequence_prompt_logprobs(const struct sequence *seq)
+{
+    return seq->phase == SEQUENCE_DECODE ? seq->prompt_logprobs : NULL;
+}
+
+const int32_t *sequence_tokens(const struct sequence *seq, int *ret_n)
+{
+    *ret_n = seq->phase == SEQUENCE_DECODE ? seq->n_tokens : seq->plan.n_prompt;
+    return seq->tokens;
+}
+
+void sequence_stats(const struct sequence *seq, struct sequence_stats *ret)
+{
+    *ret = seq->stats;
+    ret->n_prompt = seq->plan.n_prompt;
+    ret->n_cached = seq->n_cached;
+    sequence_tokens(seq, &ret->n_tokens);
+    ret->units_done = seq->prefill.unit;
+    ret->units_total = seq->prefill.n_units;
+}

@@ -1,0 +1,214 @@
+/* The blocks of one sequence: their keys, where their bytes lie, and what a layer's completion does with them. A block that the pool does not take has the same bytes in a
+ * private extent, so results never depend on the store's answers. */
+#include "proto/base/clock.h"
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t block_length(const struct sequence *seq, int block)
+{
+    return seq->engine->layout.block_bytes[block == 0];
+}
+
+static void make_prompt_keys(struct sequence *seq, const struct sequence_request *request)
+{
+    block_key_root(seq->engine->fingerprint, request->salt, request->n_salt, &seq->root);
+    const struct block_key *parent = &seq->root;
+    for (int b = 0; b < seq->plan.n_prompt_blocks; b++) {
+        block_key_next(parent, seq->tokens + (size_t)b * BLOCK_TOKENS, &seq->keys[b]);
+        parent = &seq->keys[b];
+    }
+}
+
+/* Takes the lease on a sealed block. A length that is not this layout's means another program's block under this key: it is not used. */
+static bool adopt_sealed(struct sequence *seq, int block)
+{
+    struct kv_lease *lease = &seq->leases[block];
+    if (lease->length != block_length(seq, block)) {
+        kv_client_release(seq->engine->store, lease, 1);
+        return false;
+    }
+    seq->blocks[block].place = BLOCK_SEALED;
+    seq->blocks[block].data = lease->data;
+    return true;
+}
+
+/* The reusable prefix. It ends before the tokens whose queries the selector observes and before the last token, whose logits are wanted. A store that does not answer in
+ * time is a cold start, not an error. */
+static void lookup_prefix(struct sequence *seq, const struct sequence_request *request, uint64_t deadline_us)
+{
+    const int computed = seq->plan.n_window > 1 ? seq->plan.n_window : 1;
+    const int limit = (seq->plan.n_prompt - computed) / BLOCK_TOKENS;
+    if (!seq->shared || !seq->engine->reuse || request->prompt_logprobs || limit <= 0)
+        return;
+    const int n = kv_client_lookup(seq->engine->store, seq->keys, limit, deadline_us, seq->leases);
+    int hits = 0;
+    while (hits < n && adopt_sealed(seq, hits))
+        hits++;
+    if (hits + 1 < n)
+        kv_client_release(seq->engine->store, seq->leases + hits + 1, n - hits - 1);
+    seq->n_cached = hits * BLOCK_TOKENS;
+    for (int b = 0; b < hits; b++)
+        seq->stats.bytes_from_pool += block_length(seq, b);
+}
+
+static void adopt_reserved(struct sequence *seq, int block, enum kv_reserve_status status)
+{
+    struct kv_lease *lease = &seq->leases[block];
+    if (status == KV_RESERVE_EXISTS) {
+        adopt_sealed(seq, block);
+    } else if (status == KV_RESERVE_GRANTED) {
+        seq->blocks[block].place = BLOCK_GRANTED;
+        seq->blocks[block].data = lease->data;
+    }
+}
+
+/* Phase one of the put for the prompt's other full blocks. Whatever fails leaves blocks ABSENT, and they become private. */
+static void reserve_rest(struct sequence *seq, uint64_t deadline_us)
+{
+    const int from = seq->n_cached / BLOCK_TOKENS, n = seq->plan.n_prompt_blocks - from;
+    if (!seq->shared || n <= 0)
+        return;
+    struct kv_reserve_block *wanted = calloc((size_t)n, sizeof(*wanted));
+    enum kv_reserve_status *status = calloc((size_t)n, sizeof(*status));
+    if (wanted && status) {
+        for (int i = 0; i < n; i++) {
+            const int b = from + i;
+            wanted[i] = (struct kv_reserve_block){
+                .key = seq->keys[b],
+                .parent = b ? seq->keys[b - 1] : seq->root,
+                .first = b == 0,
+                .position = (uint32_t)b,
+                .length = block_length(seq, b),
+            };
+        }
+        if (kv_client_reserve(seq->engine->store, wanted, n, deadline_us, status, seq->leases + from) >= 0)
+            for (int i = 0; i < n; i++)
+                adopt_reserved(seq, from + i, status[i]);
+    }
+    free(status);
+    free(wanted);
+}
+
+int sequence_block_alloc_private(struct sequence *seq, int block)
+{
+    const struct model *m = seq->engine->model;
+    void *data;
+    int r = m->dev->alloc(m->device, MEM_STAGING, seq->plan.block_bytes[block == 0], &data);
+    if (r < 0)
+        return r;
+    seq->blocks[block].place = BLOCK_PRIVATE;
+    seq->blocks[block].data = data;
+    seq->stats.private_blocks++;
+    return 0;
+}
+
+void sequence_block_free_private(struct sequence *seq, int block)
+{
+    const struct model *m = seq->engine->model;
+    ASSERT(seq->blocks[block].place == BLOCK_PRIVATE);
+    m->dev->free(m->device, seq->blocks[block].data);
+    seq->blocks[block].place = BLOCK_ABSENT;
+    seq->blocks[block].data = NULL;
+    seq->stats.private_blocks--;
+}
+
+static size_t private_bytes(const struct sequence *seq)
+{
+    size_t bytes = 0;
+    for (int b = 0; b < seq->plan.n_blocks; b++)
+        if (seq->blocks[b].place == BLOCK_ABSENT)
+            bytes += seq->plan.block_bytes[b == 0];
+    return bytes;
+}
+
+/* The store has answered: what it did not take has to fit here. Blocks made while decoding are promised now and allocated when they are made. */
+static int admit_private(struct sequence *seq, struct error *err)
+{
+    const size_t bytes = sequence_plan_prefill_bytes(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached) + private_bytes(seq);
+    int r = engine_bytes_fit(seq->engine, bytes, err);
+    if (r < 0)
+        return r;
+    if (r == 0)
+        return error_set(err, -EAGAIN, "the sequence has to wait for %zu bytes of device memory", bytes);
+    sequence_commit_bytes(seq, bytes);
+    for (int b = 0; b < seq->plan.n_prompt_blocks; b++) {
+        if (seq->blocks[b].place != BLOCK_ABSENT)
+            continue;
+        r = sequence_block_alloc_private(seq, b);
+        if (r < 0)
+            return error_set(err, r, "no memory for a block of %zu bytes", seq->plan.block_bytes[b == 0]);
+    }
+    return 0;
+}
+
+int sequence_blocks_init(struct sequence *seq, const struct sequence_request *request, struct error *err)
+{
+    const uint64_t deadline_us = seq->engine->config.store_deadline_us;
+    if (seq->shared) {
+        const uint64_t start_us = clock_now_us();
+        make_prompt_keys(seq, request);
+        lookup_prefix(seq, request, deadline_us);
+        const uint64_t used_us = clock_now_us() - start_us;
+        reserve_rest(seq, used_us < deadline_us ? deadline_us - used_us : 0);
+    }
+    return admit_private(seq, err);
+}
+
+void sequence_blocks_fini(struct sequence *seq)
+{
+    for (int b = 0; seq->blocks && b < seq->plan.n_blocks; b++) {
+        struct sequence_block *block = &seq->blocks[b];
+        if (block->move)
+            block_move_orphan(block->move);
+        if (block->place == BLOCK_PRIVATE)
+            sequence_block_free_private(seq, b);
+        else if (block->place != BLOCK_ABSENT)
+            kv_client_release(seq->engine->store, &seq->leases[b], 1);
+        block->place = BLOCK_ABSENT;
+    }
+}
+
+static struct block_params slice_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
+{
+    const struct block_layout *layout = &seq->engine->layout;
+    return (struct block_params){
+        .layout = layout,
+        .first = block == 0,
+        .slice = seq->blocks[block].data + block_slice_offset(layout, block == 0, (uint32_t)layer),
+        .k = k,
+        .v = v,
+        .head_stride = head_stride,
+    };
+}
+
+int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
+{
+    const struct model *m = seq->engine->model;
+    const struct block_params p = slice_params(seq, layer, block, k, v, head_stride);
+    return m->ops->block_decode(m->stream, &p);
+}
+
+/* A sealed block past the cached prefix was made by another run of the same tokens: its bytes are those that coding here would give. */
+int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
+{
+    const struct engine *engine = seq->engine;
+    const struct model *m = engine->model;
+    if (seq->blocks[block].place == BLOCK_SEALED)
+        return engine->attended ? sequence_block_load(seq, layer, block, k, v, head_stride) : 0;
+    const struct block_params p = slice_params(seq, layer, block, k, v, head_stride);
+    const int r = m->ops->block_encode(m->stream, &p, engine->attended);
+    return r > 0 ? -ERANGE : r;
+}
+
+void sequence_block_seal(struct sequence *seq, int block)
+{
+    if (seq->blocks[block].place != BLOCK_GRANTED)
+        return;
+    struct kv_lease *lease = &seq->leases[block];
+    /* When the store is gone the extent stays readable in the mapping for as long as the lease is held; nobody else will find the block. */
+    if (kv_client_seal(seq->engine->store, &lease, 1) >= 0)
+        seq->stats.bytes_to_pool += lease->length;
+    seq->blocks[block].place = BLOCK_SEALED;
+}

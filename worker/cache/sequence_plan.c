@@ -1,0 +1,127 @@
+/* Admission is arithmetic: every byte that a sequence can ever hold on the device, from n_prompt, max_new and the configuration. The same numbers size the
+ * allocations, so that they cannot drift apart. */
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+
+static inline int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+static inline int max_int(int a, int b)
+{
+    return a > b ? a : b;
+}
+static size_t round64(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
+/* Sinks and the newest prompt tokens count inside the budget. Those of them that the recent window holds anyway need no row: each position is in one tier. */
+static void plan_kept(struct sequence_plan *p, int budget)
+{
+    const int r0 = p->recent_first;
+    const int sinks = min_int(min_int(SELECT_SINKS, budget), p->n_prompt);
+    const int newest = min_int(min_int(SELECT_MANDATORY, budget - sinks), p->n_prompt - sinks);
+    const int newest_first = p->n_prompt - newest;
+
+    p->n_sinks = min_int(sinks, r0);
+    p->tail_first = min_int(newest_first, r0);
+    p->n_tail = r0 - p->tail_first;
+    p->free_first = p->n_sinks;
+    p->free_last = max_int(p->n_sinks, p->tail_first);
+    p->n_free = min_int(budget - sinks - newest, p->free_last - p->free_first);
+    p->n_kept = p->n_sinks + p->n_free + p->n_tail;
+}
+
+static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
+{
+    const struct model_config *c = &engine->model->config;
+    const size_t row = 2 * (size_t)c->n_kv_heads * (size_t)c->head_dim * sizeof(bf16_t); /* K and V of one token in one layer */
+
+    p->fast_bytes = round64((size_t)c->n_layers * (size_t)(p->n_kept + p->recent_rows) * row);
+    p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
+    p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
+    p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(c->n_kv_heads, p->n_prompt, p->n_free)) : 0;
+    p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)p->n_kept * sizeof(int32_t));
+    p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
+    for (int first = 0; first < 2; first++)
+        p->block_bytes[first] = round64(engine->layout.block_bytes[first]);
+}
+
+void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, struct sequence_plan *ret_plan)
+{
+    const struct engine_config *config = &engine->config;
+    struct sequence_plan p = {.n_prompt = n_prompt, .n_total = n_prompt + max_new};
+    const int last_recent_first = recent_first(p.n_total, config->recent);
+
+    p.recent_first = recent_first(n_prompt, config->recent);
+    p.recent_rows = min_int(config->recent + BLOCK_TOKENS, p.n_total);
+    plan_kept(&p, config->budget);
+    p.n_window = p.n_free ? min_int(config->selector->n_window, n_prompt) : 0;
+    p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
+    p.n_blocks = max_int(p.n_prompt_blocks, last_recent_first / BLOCK_TOKENS);
+    p.n_pages = last_recent_first / SUBPAGE_TOKENS;
+    p.n_resident = config->order == PREFILL_LAYER_MAJOR ? 1 : engine->model->config.n_layers;
+    plan_bytes(engine, &p);
+    *ret_plan = p;
+}
+
+size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new)
+{
+    const int rows = engine->config.order == PREFILL_LAYER_MAJOR ? n_new : min_int(n_new, engine->config.chunk);
+    return round64((size_t)rows * (size_t)engine->model->config.dim * sizeof(float));
+}
+
+size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last)
+{
+    if (last <= first)
+        return 0;
+    return (size_t)(last - first - (first == 0)) * plan->block_bytes[0] + (first == 0 ? plan->block_bytes[1] : 0);
+}
+
+size_t sequence_plan_decode_bytes(const struct sequence_plan *plan)
+{
+    return plan->fast_bytes + plan->logits_bytes;
+}
+
+size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new)
+{
+    return sequence_plan_decode_bytes(plan) + plan->active_kv_bytes + plan->window_bytes + plan->scratch_bytes + plan->indices_bytes +
+           sequence_plan_bridge_bytes(engine, n_new);
+}
+
+int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err)
+{
+    const size_t limit = engine->config.memory_limit;
+    if (limit == 0 || engine->fixed_bytes + engine->committed_bytes + bytes <= limit)
+        return 1;
+    if (engine->fixed_bytes + bytes <= limit)
+        return 0;
+    return error_set(err, -E2BIG, "the sequence needs %zu bytes of device memory beside %zu of workspace; the limit is %zu", bytes,
+                     engine->fixed_bytes, limit);
+}
+
+/* With a pool the prompt's blocks live there (sequence_create counts again once the store has answered). Blocks made while decoding are always counted: should the store
+ * be full or gone when they are made, they stay here. */
+static size_t admission_bytes(const struct engine *engine, const struct sequence_plan *plan)
+{
+    return sequence_plan_prefill_bytes(engine, plan, plan->n_prompt) +
+           sequence_plan_staging_bytes(plan, engine->store ? plan->n_prompt_blocks : 0, plan->n_blocks);
+}
+
+size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new)
+{
+    struct sequence_plan plan;
+    sequence_plan_init(engine, n_prompt, max_new, &plan);
+    return admission_bytes(engine, &plan);
+}
+
+int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err)
+{
+    const int max_context = engine->config.max_context;
+    if (n_prompt < 1 || max_new < 0)
+        return error_set(err, -EINVAL, "n_prompt is %d and max_new %d; at least 1 and 0 are needed", n_prompt, max_new);
+    if (n_prompt > max_context || max_new > max_context - n_prompt)
+        return error_set(err, -E2BIG, "%d prompt tokens and %d new ones exceed the context of %d", n_prompt, max_new, max_context);
+    return engine_bytes_fit(engine, engine_sequence_bytes(engine, n_prompt, max_new), err);
+}
