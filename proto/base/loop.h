@@ -22,7 +22,7 @@ int loop_create(struct loop **ret_loop);
 void loop_free(struct loop *loop);
 struct event_base *loop_event_base(struct loop *loop); /* borrowed, for evhttp */
 
-/* Runs until loop_stop; loop_poll handles what is ready and returns without waiting. */
+/* Runs until loop_stop (which also ends a run that comes later); loop_poll handles what is ready and returns without waiting. */
 int loop_run(struct loop *loop);
 int loop_poll(struct loop *loop);
 void loop_stop(struct loop *loop);
