@@ -116,14 +116,16 @@ Test(json_write, test_non_finite_numbers_are_null)
 
 Test(json_write, test_deep_nesting_up_to_the_limit)
 {
-    for (int i = 0; i < 32; i++)
+    for (int i = 0; i < 31; i++)
         json_write_array(&w);
-    json_write_int(&w, 1);
-    json_write_int(&w, 2);
-    for (int i = 0; i < 32; i++)
+    json_write_object(&w);
+    json_write_kint(&w, "a", 1);
+    json_write_kint(&w, "b", 2);
+    json_write_object_end(&w);
+    for (int i = 0; i < 31; i++)
         json_write_array_end(&w);
     cr_assert_eq(json_write_end(&w), 0);
-    cr_assert_eq(out.len, 67);
+    cr_assert_eq(out.len, 62 + 13);
     json_write_begin(&w, &out);
     for (int i = 0; i < 33; i++)
         json_write_array(&w);

@@ -47,16 +47,57 @@ TestSuite(loop, .init = setup, .fini = teardown);
 
 /* ---- timers ---- */
 
+/* Keeps the loop turning, so that a timer that is due too early is found out at once. */
+static struct loop_source *ticker;
+
+static void tick(void *arg)
+{
+    (void)arg;
+    loop_timer_arm(ticker, 0);
+}
+
 Test(loop, test_timer_never_fires_early)
 {
     struct loop_source *timer;
     cr_assert_eq(loop_timer_add(loop, stop_now, NULL, &timer), 0);
-    for (uint64_t us = 0; us < 5000; us += 700) {
+    cr_assert_eq(loop_timer_add(loop, tick, NULL, &ticker), 0);
+    loop_timer_arm(ticker, 0);
+    for (uint64_t us = 0; us < 5000; us += 131) {
         uint64_t start = clock_now_us();
         cr_assert_eq(loop_timer_arm(timer, us), 0);
         cr_assert_eq(loop_run(loop), 0);
         cr_assert_geq(clock_now_us() - start, us);
     }
+    loop_source_free(ticker);
+    loop_source_free(timer);
+}
+
+static struct loop_source *late;
+static uint64_t late_armed_us;
+
+static void busy_then_arm(void *arg)
+{
+    (void)arg;
+    uint64_t start = clock_now_us();
+    while (clock_now_us() - start < 5000)
+        ;
+    late_armed_us = clock_now_us();
+    loop_timer_arm(late, 2000);
+    loop_timer_arm(ticker, 0);
+}
+
+/* The delay counts from the call, not from the start of the callback that makes it. */
+Test(loop, test_timer_armed_late_in_a_callback_is_not_early)
+{
+    struct loop_source *timer;
+    cr_assert_eq(loop_timer_add(loop, stop_now, NULL, &late), 0);
+    cr_assert_eq(loop_timer_add(loop, busy_then_arm, NULL, &timer), 0);
+    cr_assert_eq(loop_timer_add(loop, tick, NULL, &ticker), 0);
+    loop_timer_arm(timer, 0);
+    cr_assert_eq(loop_run(loop), 0);
+    cr_assert_geq(clock_now_us() - late_armed_us, 2000);
+    loop_source_free(late);
+    loop_source_free(ticker);
     loop_source_free(timer);
 }
 
@@ -370,8 +411,9 @@ static void on_zmq(void *arg)
 }
 
 static void *context;
+#define TCP "tcp://127.0.0.1:*"
 
-static void zmq_setup(struct zmq_peer *a, struct zmq_peer *b)
+static void zmq_setup(struct zmq_peer *a, struct zmq_peer *b, const char *bind_to)
 {
     context = zmq_ctx_new();
     int linger = 0, hwm = 2 * ZMQ_MESSAGES;
@@ -384,7 +426,7 @@ static void zmq_setup(struct zmq_peer *a, struct zmq_peer *b)
         zmq_setsockopt(peers[i]->socket, ZMQ_SNDHWM, &hwm, sizeof(hwm));
         zmq_setsockopt(peers[i]->socket, ZMQ_RCVHWM, &hwm, sizeof(hwm));
     }
-    cr_assert_eq(zmq_bind(a->socket, "tcp://127.0.0.1:*"), 0);
+    cr_assert_eq(zmq_bind(a->socket, bind_to), 0);
     cr_assert_eq(zmq_getsockopt(a->socket, ZMQ_LAST_ENDPOINT, endpoint, &len), 0);
     cr_assert_eq(zmq_connect(b->socket, endpoint), 0);
 }
@@ -407,7 +449,7 @@ static void send_all(struct zmq_peer *peer)
 Test(loop, test_zmq_receives_all_in_bounded_batches)
 {
     struct zmq_peer a = {0}, b = {0};
-    zmq_setup(&a, &b);
+    zmq_setup(&a, &b, TCP);
     send_all(&b);
     cr_assert_eq(loop_zmq_add(loop, a.socket, on_zmq, &a, &a.source), 0);
     loop_run(loop);
@@ -421,7 +463,7 @@ Test(loop, test_zmq_receives_all_in_bounded_batches)
 Test(loop, test_zmq_echo_loses_no_edge)
 {
     struct zmq_peer a = {.echo = true}, b = {0};
-    zmq_setup(&a, &b);
+    zmq_setup(&a, &b, TCP);
     cr_assert_eq(loop_zmq_add(loop, a.socket, on_zmq, &a, &a.source), 0);
     cr_assert_eq(loop_zmq_add(loop, b.socket, on_zmq, &b, &b.source), 0);
     for (int i = 0; i < ZMQ_MESSAGES; i++) {
@@ -440,7 +482,7 @@ Test(loop, test_zmq_echo_loses_no_edge)
 Test(loop, test_zmq_callback_may_free_its_source)
 {
     struct zmq_peer a = {.free_in_callback = true}, b = {0};
-    zmq_setup(&a, &b);
+    zmq_setup(&a, &b, TCP);
     send_all(&b);
     cr_assert_eq(loop_zmq_add(loop, a.socket, on_zmq, &a, &a.source), 0);
     loop_run(loop);
@@ -459,16 +501,17 @@ static void count_other(void *arg)
     loop_timer_arm(busy_timer, 0);
 }
 
-/* While a socket has a thousand messages pending, other sources still get their turns. */
+/* While a socket has a thousand messages pending (inproc: all of them at once), other sources still get their turns. */
 Test(loop, test_zmq_backlog_does_not_starve_timers)
 {
     struct zmq_peer a = {0}, b = {0};
-    zmq_setup(&a, &b);
+    zmq_setup(&a, &b, "inproc://backlog");
     send_all(&b);
     loop_timer_add(loop, count_other, NULL, &busy_timer);
     loop_timer_arm(busy_timer, 0);
     cr_assert_eq(loop_zmq_add(loop, a.socket, on_zmq, &a, &a.source), 0);
     loop_run(loop);
+    cr_assert_eq(a.n_calls, ZMQ_MESSAGES / ZMQ_BATCH);
     cr_assert_geq(n_other, a.n_calls - 1);
     loop_source_free(busy_timer);
     zmq_teardown(&a, &b);
