@@ -114,6 +114,8 @@ struct route {
 struct worker *worker_find(struct route *route, const uint8_t *identity, size_t n);
 struct worker *worker_add(struct route *route, const uint8_t *identity, size_t n);
 void worker_free(struct worker *worker); /* has no requests */
+/* Lost workers of that name, which has been taken up by `except`. */
+void worker_forget_lost(struct route *route, const char *name, const struct worker *except);
 bool worker_takes(const struct worker *worker); /* ready, with room */
 const char *worker_state_name(enum worker_state state);
 /* Its requests go to the moving list, from where worker_settle_moved takes them. */

@@ -110,6 +110,7 @@ static void take_ready(struct route *route, const uint8_t *identity, size_t n_id
         LOG_WARN("worker_refused", LOG_STR("worker", ready->name), LOG_STR("why", "another worker of this name is alive"));
         return;
     }
+    worker_forget_lost(route, ready->name, worker);
     if (!worker)
         worker = worker_add(route, identity, n_identity);
     if (!worker) {

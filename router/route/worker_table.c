@@ -72,6 +72,19 @@ void worker_free(struct worker *worker)
     free(worker);
 }
 
+void worker_forget_lost(struct route *route, const char *name, const struct worker *except)
+{
+    for (uint32_t i = 0; i < route->n_workers;) {
+        struct worker *worker = route->workers[i];
+        if (worker != except && worker->state == WORKER_LOST && strcmp(worker->name, name) == 0) {
+            worker_free(worker);
+            route->workers[i] = route->workers[--route->n_workers];
+        } else {
+            i++;
+        }
+    }
+}
+
 bool worker_takes(const struct worker *worker)
 {
     return worker->state == WORKER_READY && worker->n_inflight < worker->max_running + worker->route->config.lookahead;
