@@ -11,11 +11,53 @@ static int silu_mul(struct stream *s, const float *gate, const float *up, int64_
     return s->device->ops->silu_mul(s, gate, up, n, dim, out);
 }
 
+static int attn_prefill(struct stream *s, const struct attn_prefill_params *p)
+{
+    return s->device->ops->attn_prefill(s, p);
+}
+
+static int attn_decode(struct stream *s, struct attn_decode_params *p)
+{
+    return s->device->ops->attn_decode(s, p);
+}
+
+static int window_scores(struct stream *s, const struct window_score_params *p)
+{
+    return s->device->ops->window_scores(s, p);
+}
+
+static int topk(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices)
+{
+    return s->device->ops->topk(s, scores, n_rows, n, k, indices);
+}
+
+static int gather_rows(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v)
+{
+    return s->device->ops->gather_rows(s, k, v, indices, n, head_dim, dst_k, dst_v);
+}
+
+static int block_encode(struct stream *s, const struct block_params *p, bool attended)
+{
+    return s->device->ops->block_encode(s, p, attended);
+}
+
+static int block_decode(struct stream *s, const struct block_params *p)
+{
+    return s->device->ops->block_decode(s, p);
+}
+
 const struct kernel_ops *cpu_kernel_ops(void)
 {
     static const struct kernel_ops ops = {
         .rmsnorm = rmsnorm,
         .silu_mul = silu_mul,
+        .attn_prefill = attn_prefill,
+        .attn_decode = attn_decode,
+        .window_scores = window_scores,
+        .topk = topk,
+        .gather_rows = gather_rows,
+        .block_encode = block_encode,
+        .block_decode = block_decode,
     };
     return &ops;
 }

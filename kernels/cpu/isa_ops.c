@@ -6,4 +6,11 @@
 const struct kernel_ops ISA(cpu_ops) = {
     .rmsnorm = ISA(rmsnorm),
     .silu_mul = ISA(silu_mul),
+    .attn_prefill = ISA(attn_prefill),
+    .attn_decode = ISA(attn_decode),
+    .window_scores = ISA(window_scores),
+    .topk = ISA(topk),
+    .gather_rows = ISA(gather_rows),
+    .block_encode = ISA(block_encode),
+    .block_decode = ISA(block_decode),
 };

@@ -1,0 +1,119 @@
+/* Scores sub-pages against a query from their 2-bit index entries. For each query head a segment of pages gives its largest logit m, and for each page the sum of
+ * exp(logit - m) over the page's slow tokens; attn_decode.c turns these into shares of everything attended.
+ *
+ * The query is quantized to q = step * qi, |qi| <= 127; with key = kmin + kstep * (64 c + 31.5) the logit is
+ * kstep * (128 D + 63 Q) * step / 2 + kmin * step * Q, D = sum of qi * c and Q = sum of qi, both exact integers (the bracket stays below 2^24 for d <= 256). */
+#pragma once
+#include "kernels/cpu/attn_weights.h"
+#include "kernels/cpu/kv_expand.h"
+#include "kernels/cpu/qdot.h"
+#include "kernels/cpu/transpose16.h"
+#include "kernels/kernels.h"
+
+enum { INDEX_SEGMENT = 64 }; /* pages; borders are fixed, so that threads can share a sequence without changing a bit */
+
+struct index_query {
+    int heads, d;
+    float half_step[ATTN_HEADS], step_sum[ATTN_HEADS]; /* step / 2, step * Q */
+    int32_t sum63[ATTN_HEADS];                         /* 63 Q */
+    uint32_t bytes[ATTN_HEADS][KV_MAX_DIM / 4];        /* qi of dims 4 j .. 4 j + 3 */
+};
+
+/* q [heads, d], scale applied. */
+static void index_query_init(struct index_query *iq, const float *q, int heads, int d)
+{
+    int32_t qi[KV_MAX_DIM];
+    iq->heads = heads;
+    iq->d = d;
+    for (int h = 0; h < heads; h++) {
+        float step = attn_quantize(q + h * d, d, QDOT_INDEX_MAX, qi);
+        int32_t sum = 0;
+        for (int j = 0; j < d / 4; j++) {
+            iq->bytes[h][j] = qdot_bytes(qi + 4 * j);
+            sum += qi[4 * j] + qi[4 * j + 1] + qi[4 * j + 2] + qi[4 * j + 3];
+        }
+        iq->half_step[h] = step * 0.5f;
+        iq->step_sum[h] = step * (float)sum;
+        iq->sum63[h] = 63 * sum;
+    }
+}
+
+/* Logits of one page's 16 tokens for `heads` heads; head h at s + h * ld_s. */
+ALWAYS_INLINE void index_page_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *page, const int heads, float *s, int64_t ld_s)
+{
+    v16i dot[ATTN_HEADS];
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++)
+        dot[h] = v16i_zero();
+    int groups = iq->d / 16;
+    for (int first = 0; first < groups; first += QDOT_INDEX_GROUPS) {
+        int end = first + QDOT_INDEX_GROUPS < groups ? first + QDOT_INDEX_GROUPS : groups;
+        qdot_narrow sum[ATTN_HEADS];
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++)
+            sum[h] = qdot_narrow_zero();
+        for (int g = first; g < end; g++) {
+            qdot_fields fields = qdot_index_load(page->index + 64 * g);
+#pragma GCC unroll 4
+            for (int h = 0; h < heads; h++)
+                sum[h] = qdot_index_step(sum[h], &fields, &iq->bytes[h][4 * g]);
+        }
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++)
+            dot[h] = qdot_widen(dot[h], sum[h]);
+    }
+    v16 step = v16_load_fp16((const uint16_t *)(page->index + layout->index_step)), min = v16_load_fp16((const uint16_t *)(page->index + layout->index_min));
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) {
+        v16 code = v16_from_i32(v16i_add(v16i_shl(dot[h], 7), v16i_set1(iq->sum63[h])));
+        v16 logit = v16_fma(v16_mul(step, code), v16_set1(iq->half_step[h]), v16_mul(min, v16_set1(iq->step_sum[h])));
+        v16_store(s + h * ld_s, attn_mask_tokens(logit, page->tokens));
+    }
+}
+
+ALWAYS_INLINE void index_segment_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, const int heads, float *s)
+{
+    for (int i = 0; i < n; i++) {
+        if (i + 4 < n) /* entries of a block lie together, blocks lie anywhere */
+            for (uint32_t byte = 0; byte < layout->index_entry_bytes; byte += 64)
+                __builtin_prefetch(pages[i + 4].index + byte);
+        index_page_logits(iq, layout, &pages[i], heads, s + i * LANES, INDEX_SEGMENT * LANES);
+    }
+}
+
+/* n <= INDEX_SEGMENT pages. ml [heads, 2]: largest logit and the sum over all pages; page_sum [heads, INDEX_SEGMENT], zeros from n on. */
+static void index_score(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+{
+    float s[ATTN_HEADS * INDEX_SEGMENT * LANES] __attribute__((aligned(64)));
+    switch (iq->heads) {
+    case 1:
+        index_segment_logits(iq, layout, pages, n, 1, s);
+        break;
+    case 2:
+        index_segment_logits(iq, layout, pages, n, 2, s);
+        break;
+    case 3:
+        index_segment_logits(iq, layout, pages, n, 3, s);
+        break;
+    default:
+        index_segment_logits(iq, layout, pages, n, 4, s);
+        break;
+    }
+    for (int h = 0; h < iq->heads; h++) {
+        float *logits = s + h * INDEX_SEGMENT * LANES;
+        attn_weights(logits, n * LANES, ml + 2 * h);
+        for (int first = 0; first < INDEX_SEGMENT; first += LANES) {
+            v16i r[LANES];
+            v16 sum[LANES];
+            for (int i = 0; i < LANES; i++)
+                r[i] = first + i < n ? v16_bits(v16_load(logits + (first + i) * LANES)) : v16i_zero();
+            transpose16(r); /* now r[t] holds token t of 16 pages; the tree over t is that of v16_reduce_add */
+            for (int t = 0; t < LANES; t++)
+                sum[t] = v16_from_bits(r[t]);
+            for (int half = LANES / 2; half > 0; half /= 2)
+                for (int t = 0; t < half; t++)
+                    sum[t] = v16_add(sum[t], sum[t + half]);
+            v16_store(page_sum + h * INDEX_SEGMENT + first, sum[0]);
+        }
+    }
+}

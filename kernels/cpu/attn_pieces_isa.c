@@ -1,0 +1,36 @@
+/* The table of attn_pieces.h for one instruction set. */
+#include "kernels/cpu/attn_pieces.h"
+#include "kernels/cpu/attn_units.h"
+#include "kernels/cpu/lse_merge.h"
+
+static void piece_index(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+{
+    float padded[INDEX_SEGMENT];
+    for (int h = 0; h < group; h++) { /* head by head: heads do not see each other */
+        unit_index(q + h * (int)layout->head_dim, 1, scale, layout, pages, n, ml + 2 * h, padded);
+        memcpy(page_sum + h * n, padded, sizeof *padded * (size_t)n);
+    }
+}
+
+static void piece_pages(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *o)
+{
+    const struct kv_page *list[PAGES_SEGMENT];
+    for (int i = 0; i < n; i++)
+        list[i] = &pages[i];
+    unit_pages(q, group, scale, layout, list, n, ml, o);
+}
+
+static void piece_merge(const float *ml, const float *o, int n, int d, float *out, float *ret_m, float *ret_l)
+{
+    lse_merge(ml, 2, o, d, n, d, out, ret_m, ret_l);
+}
+
+const struct attn_pieces ISA(attn_pieces) = {
+    .rows_max = ROWS_SEGMENT,
+    .index_pages_max = INDEX_SEGMENT,
+    .pages_max = PAGES_SEGMENT,
+    .rows = unit_rows,
+    .index = piece_index,
+    .pages = piece_pages,
+    .merge = piece_merge,
+};

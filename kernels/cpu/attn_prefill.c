@@ -1,0 +1,183 @@
+/* Attention of up to 128 queries of one block over everything before them (FlashAttention's online softmax, block by block of 128 keys).
+ *
+ * A task is one KV head with a tile of queries, all heads of the group, so that a block of K and V is expanded to fp32 panels (kv_expand.h) once for all
+ * rows of the tile. For each block and each 24 rows: logits (panel_gemm), row maxima, exp, output (panel_gemm). Scratch of a thread holds everything.
+ *
+ * Per row, for blocks in ascending order: s = sum over d of (q scale) k, one chain; m' = max(m, max s); p = exp(s - m'); l = l exp(m - m') + sum p (16 lanes);
+ * o = (o exp(m - m')), then one chain of fma over the keys. So a row never sees the tile it is in. Keys beyond the last query of a tile may be left out of the
+ * own block: they would add p = 0, which changes nothing but the sign of a zero, and that is removed at the end. */
+#include "kernels/cpu/kv_expand.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/panel_gemm.h"
+#include "kernels/cpu/vmath.h"
+#include <errno.h>
+
+enum {
+    TILE_ROWS = 96,    /* (query, head) pairs of a task, at most */
+    MIN_TILE_ROWS = 24,
+    STRIP_ROWS = 24,   /* rows whose logits are alive at a time: 12 KiB, next to a panel in the first-level cache */
+    TASKS_A_THREAD = 4, /* enough that the last task to finish costs little */
+    PANEL_GROUP = 2 * LANES, /* visible keys are rounded up to this */
+};
+
+struct prefill_args {
+    const struct attn_prefill_params *p;
+    const struct stream *stream;
+    int group, tile_queries, n_tiles;
+};
+
+/* The tile of one task, in the thread's scratch. Row r is query r / group, head r % group. */
+struct prefill_tile {
+    const struct attn_prefill_params *p;
+    int group, n_rows, d;
+    int64_t pos0;  /* of the tile's first query */
+    float *keys;   /* [8 panels][d][16] */
+    float *values; /* [d / 16 panels][128][16] */
+    float *q, *o;  /* [n_rows, d] */
+    float *s;      /* [STRIP_ROWS, 128] */
+    float *m, *l;  /* [n_rows], padded to 16 */
+};
+
+_Static_assert(sizeof(float) * (2 * BLOCK_TOKENS * KV_MAX_DIM + 2 * TILE_ROWS * KV_MAX_DIM + STRIP_ROWS * BLOCK_TOKENS + 2 * TILE_ROWS) <= CPU_SCRATCH_BYTES,
+               "a tile fits the scratch of a thread");
+
+static void tile_init(struct prefill_tile *t, const struct prefill_args *a, int kv_head, int query, int n_queries, float *scratch)
+{
+    const struct attn_prefill_params *p = a->p;
+    int d = p->head_dim;
+    *t = (struct prefill_tile){.p = p, .group = a->group, .n_rows = n_queries * a->group, .d = d, .pos0 = p->pos0 + query};
+    t->keys = scratch;
+    t->values = t->keys + BLOCK_TOKENS * d;
+    t->q = t->values + BLOCK_TOKENS * d;
+    t->o = t->q + TILE_ROWS * d;
+    t->s = t->o + TILE_ROWS * d;
+    t->m = t->s + STRIP_ROWS * BLOCK_TOKENS;
+    t->l = t->m + TILE_ROWS;
+    v16 scale = v16_set1(p->scale);
+    for (int r = 0; r < t->n_rows; r++) {
+        const float *q = p->q + ((int64_t)(query + r / a->group) * p->n_heads + kv_head * a->group + r % a->group) * d;
+        for (int c = 0; c < d; c += LANES) {
+            v16_store(t->q + r * d + c, v16_mul(v16_load(q + c), scale));
+            v16_store(t->o + r * d + c, v16_zero());
+        }
+        t->m[r] = -INFINITY;
+        t->l[r] = 0;
+    }
+}
+
+/* Keys of the own block that row r must not see become -INFINITY. `own` = position of row 0's query in its block. */
+static void mask_future(float *s, int n_keys, int last_visible)
+{
+    static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int k = (last_visible + 1) / LANES * LANES; k < n_keys; k += LANES) {
+        v16m visible = v16_le(v16_load(lane), v16_set1((float)(last_visible - k)));
+        v16_store(s + k, v16_select(visible, v16_load(s + k), v16_set1(-INFINITY)));
+    }
+}
+
+/* Logits of a strip become weights; m, l and o of its rows move to the new maxima. */
+static void strip_softmax(struct prefill_tile *t, int row, int n_rows, int n_keys)
+{
+    float m_new[STRIP_ROWS + LANES], shrink[STRIP_ROWS + LANES];
+    for (int r = 0; r < n_rows; r++) {
+        const float *s = t->s + r * BLOCK_TOKENS;
+        v16 m = v16_load(s);
+        for (int k = LANES; k < n_keys; k += LANES)
+            m = v16_max(m, v16_load(s + k));
+        float m_block = v16_reduce_max(m), m_old = t->m[row + r];
+        m_new[r] = m_block > m_old ? m_block : m_old;
+        shrink[r] = m_old - m_new[r];
+    }
+    for (int r = 0; r < n_rows; r += LANES)
+        v16_store(shrink + r, v16_exp_nonpositive(v16_load_n(shrink + r, n_rows - r < LANES ? n_rows - r : LANES)));
+    for (int r = 0; r < n_rows; r++) {
+        float *s = t->s + r * BLOCK_TOKENS;
+        v16 m = v16_set1(m_new[r]), sum = v16_zero();
+        for (int k = 0; k < n_keys; k += LANES) {
+            v16 w = v16_exp_nonpositive(v16_sub(v16_load(s + k), m));
+            v16_store(s + k, w);
+            sum = v16_add(sum, w);
+        }
+        t->m[row + r] = m_new[r];
+        t->l[row + r] = fmaf(t->l[row + r], shrink[r], v16_reduce_add(sum));
+        if (shrink[r] == 1.0f) /* the usual case once the largest key has been met */
+            continue;
+        float *o = t->o + (row + r) * t->d;
+        for (int c = 0; c < t->d; c += LANES)
+            v16_store(o + c, v16_mul(v16_load(o + c), v16_set1(shrink[r])));
+    }
+}
+
+/* One block of keys whose first `n_visible` the tile's last query sees; `own`: the position of the tile's first query in it, or -1 if it is an earlier block. */
+static void tile_block(struct prefill_tile *t, int n_visible, int own)
+{
+    int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP, d = t->d;
+    for (int row = 0; row < t->n_rows; row += STRIP_ROWS) {
+        int n = t->n_rows - row < STRIP_ROWS ? t->n_rows - row : STRIP_ROWS;
+        struct panel_gemm logits = {.a = t->q + row * d, .ld_a = d, .n_rows = n, .b = t->keys, .panel_stride = (int64_t)LANES * d,
+                                    .n_panels = n_keys / LANES, .n_k = d, .c = t->s, .ld_c = BLOCK_TOKENS};
+        panel_gemm_run(&logits, false);
+        for (int r = 0; own >= 0 && r < n; r++)
+            mask_future(t->s + r * BLOCK_TOKENS, n_keys, own + (row + r) / t->group);
+        strip_softmax(t, row, n, n_keys);
+        struct panel_gemm output = {.a = t->s, .ld_a = BLOCK_TOKENS, .n_rows = n, .b = t->values, .panel_stride = (int64_t)LANES * n_keys,
+                                    .n_panels = d / LANES, .n_k = n_keys, .c = t->o + row * d, .ld_c = d};
+        panel_gemm_run(&output, true);
+    }
+}
+
+static void tile_finish(const struct prefill_tile *t, int kv_head, int query)
+{
+    const struct attn_prefill_params *p = t->p;
+    for (int r = 0; r < t->n_rows; r++) {
+        int64_t at = (int64_t)(query + r / t->group) * p->n_heads + kv_head * t->group + r % t->group;
+        v16 l = v16_set1(t->l[r]);
+        for (int c = 0; c < t->d; c += LANES)
+            v16_store(p->out + at * t->d + c, v16_add(v16_div(v16_load(t->o + r * t->d + c), l), v16_zero()));
+        if (p->ret_ml) {
+            p->ret_ml[2 * at] = t->m[r];
+            p->ret_ml[2 * at + 1] = t->l[r];
+        }
+    }
+}
+
+static void prefill_task(void *arg, int64_t task, int thread)
+{
+    const struct prefill_args *a = arg;
+    const struct attn_prefill_params *p = a->p;
+    int kv_head = (int)(task / a->n_tiles), query = (int)(task % a->n_tiles) * a->tile_queries, d = p->head_dim;
+    int n_queries = p->n_q - query < a->tile_queries ? p->n_q - query : a->tile_queries;
+    const bf16_t *k = p->k + kv_head * p->head_stride, *v = p->v + kv_head * p->head_stride;
+    struct prefill_tile t;
+    tile_init(&t, a, kv_head, query, n_queries, cpu_scratch(a->stream, thread));
+    int64_t end = t.pos0 + n_queries;
+    for (int64_t pos = 0; pos < end; pos += BLOCK_TOKENS) {
+        int n_visible = end - pos < BLOCK_TOKENS ? (int)(end - pos) : BLOCK_TOKENS;
+        int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP;
+        kv_expand_keys(k + pos * d, d, n_visible, n_keys / LANES, d, t.keys);
+        kv_expand_values(v + pos * d, d, n_visible, n_keys, d, t.values);
+        tile_block(&t, n_visible, t.pos0 >= pos && t.pos0 < pos + BLOCK_TOKENS ? (int)(t.pos0 - pos) : -1);
+    }
+    tile_finish(&t, kv_head, query);
+}
+
+int ISA(attn_prefill)(struct stream *s, const struct attn_prefill_params *p)
+{
+    if (p->n_q < 1 || p->n_q > BLOCK_TOKENS || p->pos0 < 0 || p->pos0 / BLOCK_TOKENS != (p->pos0 + p->n_q - 1) / BLOCK_TOKENS || p->n_kv_heads < 1 ||
+        p->n_heads < 1 || p->n_heads % p->n_kv_heads != 0)
+        return -EINVAL;
+    int group = p->n_heads / p->n_kv_heads;
+    if (p->head_dim < LANES || p->head_dim > KV_MAX_DIM || p->head_dim % LANES != 0 || group > TILE_ROWS)
+        return -ENOTSUP;
+    struct prefill_args a = {.p = p, .stream = s, .group = group, .tile_queries = TILE_ROWS / group};
+    if (a.tile_queries > p->n_q)
+        a.tile_queries = p->n_q;
+    for (;;) {
+        a.n_tiles = (p->n_q + a.tile_queries - 1) / a.tile_queries;
+        if ((int64_t)a.n_tiles * p->n_kv_heads >= (int64_t)TASKS_A_THREAD * cpu_threads(s) || a.tile_queries * group < 2 * MIN_TILE_ROWS)
+            break;
+        a.tile_queries = (a.tile_queries + 1) / 2;
+    }
+    cpu_run(s, (int64_t)a.n_tiles * p->n_kv_heads, prefill_task, &a);
+    return 0;
+}

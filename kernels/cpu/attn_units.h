@@ -1,0 +1,53 @@
+/* One unit of decode attention, for all heads of the group: what a task of attn_decode.c runs. Heads go through in lots of ATTN_HEADS. */
+#pragma once
+#include "kernels/cpu/attn_index.h"
+#include "kernels/cpu/attn_pages.h"
+#include "kernels/cpu/attn_rows.h"
+
+static int lot_heads(int group, int first)
+{
+    return group - first < ATTN_HEADS ? group - first : ATTN_HEADS;
+}
+
+/* q scale of one lot, [heads, d]. */
+static void lot_query(const float *q, int heads, int d, float scale, float *ret_q)
+{
+    for (int c = 0; c < heads * d; c += LANES)
+        v16_store(ret_q + c, v16_mul(v16_load(q + c), v16_set1(scale)));
+}
+
+/* ml [group, 2], o [group, d]. */
+static void unit_rows(const float *q, int group, int d, float scale, const bf16_t *k, const bf16_t *v, int n, float *ml, float *o)
+{
+    float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
+    for (int h = 0; h < group; h += ATTN_HEADS) {
+        lot_query(q + h * d, lot_heads(group, h), d, scale, scaled);
+        attn_rows(scaled, lot_heads(group, h), d, k, v, n, ml + 2 * h, o + h * d);
+    }
+}
+
+/* ml [group, 2], page_sum [group, INDEX_SEGMENT]. */
+static void unit_index(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+{
+    int d = (int)layout->head_dim;
+    float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
+    for (int h = 0; h < group; h += ATTN_HEADS) {
+        struct index_query iq;
+        lot_query(q + h * d, lot_heads(group, h), d, scale, scaled);
+        index_query_init(&iq, scaled, lot_heads(group, h), d);
+        index_score(&iq, layout, pages, n, ml + 2 * h, page_sum + h * INDEX_SEGMENT);
+    }
+}
+
+/* ml [group, 2], o [group, d]. */
+static void unit_pages(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *const *pages, int n, float *ml, float *o)
+{
+    int d = (int)layout->head_dim;
+    float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
+    for (int h = 0; h < group; h += ATTN_HEADS) {
+        struct page_query pq;
+        lot_query(q + h * d, lot_heads(group, h), d, scale, scaled);
+        page_query_init(&pq, scaled, lot_heads(group, h), d);
+        attn_pages(&pq, layout, pages, n, ml + 2 * h, o + h * d);
+    }
+}

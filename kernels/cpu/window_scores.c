@@ -1,0 +1,235 @@
+/* Scores of the observation window in two passes over the keys (SnapKV's scores by TideKV's blockwise scan): first the maximum and the sum of each (query, head)
+ * row, then the weights, summed over the window, pooled, averaged over the group. Logits are computed twice; nothing of size window x keys exists.
+ *
+ * A task is one KV head with a segment of keys whose borders are fixed; the first pass leaves a partial (m, l) for each segment, which every task of the second
+ * merges in order. For the pooling a task of the second pass computes a halo of keys on both sides.
+ * Logits and weights as in attn_prefill: one chain over d, own exp; sums over keys in 16 lanes, over the window and the group in order. */
+#include "kernels/cpu/kv_expand.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/panel_gemm.h"
+#include "kernels/cpu/vmath.h"
+#include <errno.h>
+
+enum {
+    SEGMENT_KEYS = 1024,
+    CHUNK_KEYS = 64,                /* keys expanded at a time */
+    POOL_MAX = 127,
+    HALO_MAX = 64,                  /* POOL_MAX / 2, in whole panels */
+    SPAN_MAX = SEGMENT_KEYS + 2 * HALO_MAX,
+    STRIP_ROWS = 24,
+    GROUP_MAX = 64,
+    ROWS_MAX = 8192,                /* window * group */
+};
+
+struct window_args {
+    const struct window_score_params *p;
+    const struct stream *stream;
+    int group, n_rows;   /* rows are (query, head of the group): n_window * group */
+    int64_t n_segments;
+    float *ml;           /* [n_kv_heads, n_segments, n_rows, 2] */
+    float *q;            /* [n_kv_heads, n_rows, d], scale applied */
+};
+
+/* A thread's scratch. */
+struct window_scratch {
+    float keys[CHUNK_KEYS * KV_MAX_DIM];
+    float s[STRIP_ROWS * CHUNK_KEYS];
+    float pooled[SEGMENT_KEYS];
+    float m[ROWS_MAX], inverse[ROWS_MAX]; /* 1 / l */
+    float sum[]; /* [group, SPAN_MAX] */
+};
+
+_Static_assert(sizeof(struct window_scratch) + sizeof(float) * GROUP_MAX * SPAN_MAX <= CPU_SCRATCH_BYTES, "fits the scratch of a thread");
+
+/* Keys [pos, pos + CHUNK_KEYS) as panels; those from n_keys on are zeros. Returns how many panels hold any. */
+static int expand_chunk(const struct window_args *a, int kv_head, int64_t pos, float *keys)
+{
+    const struct window_score_params *p = a->p;
+    int n = p->n_keys - pos < CHUNK_KEYS ? (int)(p->n_keys - pos) : CHUNK_KEYS, n_panels = (n + LANES - 1) / LANES;
+    kv_expand_keys(p->k + kv_head * p->head_stride + pos * p->head_dim, p->head_dim, n, n_panels, p->head_dim, keys);
+    return n_panels;
+}
+
+/* Logits of rows [row, row + n) against a chunk, -INFINITY where the query is earlier than the key: [n, CHUNK_KEYS]. */
+static void chunk_logits(const struct window_args *a, int kv_head, int64_t pos, int row, int n, int n_panels, struct window_scratch *w)
+{
+    static const float lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const struct window_score_params *p = a->p;
+    int d = p->head_dim;
+    struct panel_gemm g = {.a = a->q + ((int64_t)kv_head * a->n_rows + row) * d, .ld_a = d, .n_rows = n, .b = w->keys, .panel_stride = (int64_t)LANES * d,
+                           .n_panels = n_panels, .n_k = d, .c = w->s, .ld_c = CHUNK_KEYS};
+    panel_gemm_run(&g, false);
+    for (int r = 0; r < n; r++) {
+        int64_t last = p->n_keys - p->n_window + (row + r) / a->group - pos; /* the last visible key of the chunk */
+        for (int k = 0; k < n_panels * LANES; k += LANES)
+            if (last < k + LANES - 1) {
+                v16m visible = v16_le(v16_load(lane), v16_set1(last < k ? -1.0f : (float)(last - k)));
+                float *s = w->s + r * CHUNK_KEYS + k;
+                v16_store(s, v16_select(visible, v16_load(s), v16_set1(-INFINITY)));
+            }
+    }
+}
+
+/* Moves (m, l) of each row on by the n_keys logits of one chunk. */
+static void chunk_stats(const float *s, int n_rows, int n_keys, float *ml)
+{
+    for (int r = 0; r < n_rows; r++) {
+        v16 max = v16_set1(ml[2 * r]), sum = v16_zero();
+        for (int k = 0; k < n_keys; k += LANES)
+            max = v16_max(max, v16_load(s + r * CHUNK_KEYS + k));
+        float m = v16_reduce_max(max);
+        if (m == -INFINITY)
+            continue;
+        for (int k = 0; k < n_keys; k += LANES)
+            sum = v16_add(sum, v16_exp_nonpositive(v16_sub(v16_load(s + r * CHUNK_KEYS + k), v16_set1(m))));
+        float shrink = ml[2 * r] == m ? 1.0f : vmath_expf(ml[2 * r] - m);
+        ml[2 * r + 1] = fmaf(ml[2 * r + 1], shrink, v16_reduce_add(sum));
+        ml[2 * r] = m;
+    }
+}
+
+static void stats_task(void *arg, int64_t task, int thread)
+{
+    const struct window_args *a = arg;
+    struct window_scratch *w = cpu_scratch(a->stream, thread);
+    int kv_head = (int)(task / a->n_segments);
+    int64_t start = task % a->n_segments * SEGMENT_KEYS, end = start + SEGMENT_KEYS < a->p->n_keys ? start + SEGMENT_KEYS : a->p->n_keys;
+    float *ml = a->ml + task * a->n_rows * 2;
+    for (int r = 0; r < a->n_rows; r++) {
+        ml[2 * r] = -INFINITY;
+        ml[2 * r + 1] = 0;
+    }
+    for (int64_t pos = start; pos < end; pos += CHUNK_KEYS) {
+        int n_panels = expand_chunk(a, kv_head, pos, w->keys);
+        for (int row = 0; row < a->n_rows; row += STRIP_ROWS) {
+            int n = a->n_rows - row < STRIP_ROWS ? a->n_rows - row : STRIP_ROWS;
+            chunk_logits(a, kv_head, pos, row, n, n_panels, w);
+            chunk_stats(w->s, n, n_panels * LANES, ml + 2 * row);
+        }
+    }
+}
+
+/* (m, 1 / l) of whole rows from the segments'. */
+static void merge_stats(const struct window_args *a, int kv_head, struct window_scratch *w)
+{
+    const float *ml = a->ml + (int64_t)kv_head * a->n_segments * a->n_rows * 2;
+    int64_t stride = (int64_t)a->n_rows * 2;
+    for (int r = 0; r < a->n_rows; r++, ml += 2) {
+        float m = -INFINITY, l = 0;
+        for (int64_t i = 0; i < a->n_segments; i++)
+            m = ml[i * stride] > m ? ml[i * stride] : m;
+        for (int64_t i = 0; i < a->n_segments; i++)
+            if (ml[i * stride] > -INFINITY)
+                l = fmaf(vmath_expf(ml[i * stride] - m), ml[i * stride + 1], l);
+        w->m[r] = m;
+        w->inverse[r] = 1.0f / l;
+    }
+}
+
+/* sum[head][k] += weights of rows [row, row + n) for the chunk's keys, which start at column `at`. */
+static void chunk_weights(const struct window_args *a, int row, int n, int n_keys, int at, struct window_scratch *w)
+{
+    for (int r = 0; r < n; r++) {
+        float *to = w->sum + (row + r) % a->group * SPAN_MAX + at;
+        const float *s = w->s + r * CHUNK_KEYS;
+        v16 m = v16_set1(w->m[row + r]), inverse = v16_set1(w->inverse[row + r]);
+        for (int k = 0; k < n_keys; k += LANES) {
+            v16 weight = v16_mul(v16_exp_nonpositive(v16_sub(v16_load(s + k), m)), inverse);
+            v16_store(to + k, v16_add(v16_load(to + k), weight));
+        }
+    }
+}
+
+/* out[i] (+)= max of x[i - half .. i + half], cut to [first, last]. */
+static void pool_max(const float *x, int first, int last, int start, int n, int half, bool add, float *out)
+{
+    for (int i = 0; i < n; i++) {
+        int from = start + i - half > first ? start + i - half : first, to = start + i + half < last ? start + i + half : last;
+        float max = x[from];
+        for (int j = from + 1; j <= to; j++)
+            max = x[j] > max ? x[j] : max;
+        out[i] = add ? out[i] + max : max;
+    }
+}
+
+/* Weight sums of the group's heads to scores of keys [start, start + n) of the span; valid columns are [first, last]. */
+static void pool_group(const struct window_args *a, struct window_scratch *w, int first, int last, int start, int n, float *scores)
+{
+    const struct window_score_params *p = a->p;
+    float scale = 1.0f / ((float)p->n_window * (float)a->group);
+    if (p->pool_after_group)
+        for (int h = 1; h < a->group; h++)
+            for (int i = first; i <= last; i++)
+                w->sum[i] += w->sum[h * SPAN_MAX + i];
+    for (int h = 0; h < (p->pool_after_group ? 1 : a->group); h++)
+        pool_max(w->sum + h * SPAN_MAX, first, last, start, n, p->pool / 2, h > 0, w->pooled);
+    for (int i = 0; i < n; i++)
+        scores[i] = w->pooled[i] * scale;
+}
+
+static void score_task(void *arg, int64_t task, int thread)
+{
+    const struct window_args *a = arg;
+    const struct window_score_params *p = a->p;
+    struct window_scratch *w = cpu_scratch(a->stream, thread);
+    int kv_head = (int)(task / a->n_segments), halo = (p->pool / 2 + LANES - 1) / LANES * LANES;
+    int64_t start = task % a->n_segments * SEGMENT_KEYS, n = p->n_keys - start < SEGMENT_KEYS ? p->n_keys - start : SEGMENT_KEYS;
+    int64_t span = start > halo ? start - halo : 0, end = start + n + halo < p->n_keys ? start + n + halo : p->n_keys;
+    memset(w->sum, 0, sizeof *w->sum * (size_t)a->group * SPAN_MAX);
+    merge_stats(a, kv_head, w);
+    for (int64_t pos = span; pos < end; pos += CHUNK_KEYS) {
+        int n_panels = expand_chunk(a, kv_head, pos, w->keys);
+        for (int row = 0; row < a->n_rows; row += STRIP_ROWS) {
+            int n_strip = a->n_rows - row < STRIP_ROWS ? a->n_rows - row : STRIP_ROWS;
+            chunk_logits(a, kv_head, pos, row, n_strip, n_panels, w);
+            chunk_weights(a, row, n_strip, n_panels * LANES, (int)(pos - span), w);
+        }
+    }
+    pool_group(a, w, 0, (int)(end - span) - 1, (int)(start - span), (int)n, p->scores + kv_head * p->n_keys + start);
+}
+
+/* q with the scale applied, in the order of the rows. */
+static void scale_queries(struct window_args *a)
+{
+    const struct window_score_params *p = a->p;
+    int d = p->head_dim;
+    float *to = a->q;
+    for (int kv_head = 0; kv_head < p->n_kv_heads; kv_head++)
+        for (int r = 0; r < a->n_rows; r++, to += d) {
+            const float *q = p->q + ((int64_t)(r / a->group) * p->n_heads + kv_head * a->group + r % a->group) * d;
+            for (int c = 0; c < d; c += LANES)
+                v16_store(to + c, v16_mul(v16_load(q + c), v16_set1(p->scale)));
+        }
+}
+
+static int check(const struct window_score_params *p)
+{
+    if (p->n_window < 1 || p->n_keys < p->n_window || p->n_kv_heads < 1 || p->n_heads < 1 || p->n_heads % p->n_kv_heads != 0 || p->pool < 1 || p->pool % 2 == 0)
+        return -EINVAL;
+    int group = p->n_heads / p->n_kv_heads;
+    if (p->head_dim < LANES || p->head_dim > KV_MAX_DIM || p->head_dim % LANES != 0 || p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group)
+        return -ENOTSUP;
+    return 0;
+}
+
+int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
+{
+    int r = check(p);
+    if (r < 0)
+        return r;
+    struct window_args a = {.p = p, .stream = s, .group = p->n_heads / p->n_kv_heads, .n_segments = (p->n_keys + SEGMENT_KEYS - 1) / SEGMENT_KEYS};
+    a.n_rows = p->n_window * a.group;
+    size_t q_floats = (size_t)p->n_kv_heads * (size_t)a.n_rows * (size_t)p->head_dim;
+    size_t ml_floats = (size_t)p->n_kv_heads * (size_t)a.n_segments * (size_t)a.n_rows * 2;
+    void *memory;
+    r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, sizeof(float) * (q_floats + ml_floats), &memory);
+    if (r < 0)
+        return r;
+    a.q = memory;
+    a.ml = a.q + q_floats;
+    scale_queries(&a);
+    cpu_run(s, p->n_kv_heads * a.n_segments, stats_task, &a);
+    cpu_run(s, p->n_kv_heads * a.n_segments, score_task, &a);
+    cpu_arena_free(&s->device->arena, memory);
+    return 0;
+}
