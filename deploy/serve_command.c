@@ -31,6 +31,7 @@ struct serve {
     char bin_dir[PATH_MAX], runtime_dir[PATH_MAX], port_file[PATH_MAX + 32];
     bool own_runtime_dir;
     uint16_t port;
+    int router; /* number of the child */
     bool announced;
     uint64_t started_us;
     int status;
@@ -141,7 +142,10 @@ static int read_port(struct serve *s)
 
 static void announce(struct serve *s)
 {
-    char url[300];
+    char url[300], chosen[32];
+    /* A router that is started again must be found where it was, also when the port was free to choose. */
+    snprintf(chosen, sizeof(chosen), "--port=%u", s->port);
+    supervisor_replace_arg(s->supervisor, s->router, "--port=0", chosen);
     snprintf(url, sizeof(url), "http://%s:%u", s->options.host, s->port);
     s->announced = true;
     LOG_INFO("serving", LOG_STR("url", url), LOG_INT("workers", s->options.workers), LOG_INT("ready_ms", (clock_now_us() - s->started_us) / 1000));
@@ -268,7 +272,7 @@ static int serve_start(struct serve *s)
     for (int i = 0; r >= 0 && i < s->options.workers; i++)
         r = start_worker(s, i);
     if (r >= 0)
-        r = start_router(s);
+        r = s->router = start_router(s);
     if (r >= 0)
         r = loop_timer_arm(s->health_timer, HEALTH_FIRST_US);
     return r;

@@ -176,6 +176,22 @@ void supervisor_set_ready(struct supervisor *s, uint64_t uptime_us)
             s->children[i].unready_starts = 0;
 }
 
+int supervisor_replace_arg(struct supervisor *s, int child, const char *from, const char *to)
+{
+    ASSERT(child >= 0 && child < s->n_children);
+    for (char **a = s->children[child].argv; *a; a++) {
+        if (strcmp(*a, from) != 0)
+            continue;
+        char *copy = strdup(to);
+        if (!copy)
+            return -ENOMEM;
+        free(*a);
+        *a = copy;
+        return 0;
+    }
+    return -ENOENT;
+}
+
 pid_t supervisor_pid(const struct supervisor *s, int child)
 {
     ASSERT(child >= 0 && child < s->n_children);

@@ -27,6 +27,8 @@ void supervisor_free(struct supervisor *supervisor);
 int supervisor_start(struct supervisor *supervisor, const char *name, const char *const *argv, int stop_stage);
 /* The system answers: the start counters of all children that have run for `uptime_us` are cleared. */
 void supervisor_set_ready(struct supervisor *supervisor, uint64_t uptime_us);
+/* From its next start on, the child gets `to` in place of the argument `from`. -ENOENT, -ENOMEM. */
+int supervisor_replace_arg(struct supervisor *supervisor, int child, const char *from, const char *to);
 pid_t supervisor_pid(const struct supervisor *supervisor, int child); /* 0 while it is down */
 /* SIGTERM stage by stage; a second call kills everything at once. */
 void supervisor_stop(struct supervisor *supervisor);
