@@ -2,7 +2,8 @@
  * loop. Calls with a `deadline_us` (relative) block at most that long: they wait on the socket only, the loop does not run. The async ones
  * answer through the loop and never block. When the store is gone every call returns -ENOTCONN at once and the client reconnects by itself
  * with back-off (100 ms .. 5 s); mappings of an earlier store stay valid until their last lease is released, so running sequences go on.
- * Rules: research/reliability.md, part 1. */
+ * A store that is stopped but not dead is not left: while leases are held on its pool the socket stays open, for closing it would end them.
+ * Follows docs/design.md, "When things fail", and plasma's create/seal protocol. */
 #pragma once
 #include "proto/base/error.h"
 #include "proto/base/loop.h"
@@ -21,7 +22,8 @@ struct kv_client_config {
     void *arg;
 };
 
-/* A block in the pool that this client holds a lease on. `data` points into the mapping. */
+/* A block in the pool that this client holds a lease on. `data` points into the mapping; data..data+length lies inside it. Whoever stored the block
+ * chose `length`: a reader that expects a certain one compares. */
 struct kv_lease {
     uint64_t id;
     uint8_t *data;
@@ -40,26 +42,33 @@ struct kv_reserve_block {
 struct kv_store_info {
     bool connected;
     uint8_t store_uuid[16];
-    uint64_t pool_bytes;
+    uint64_t pool_bytes, pool_used_bytes;        /* the latter from the store's statistics page: for display only */
+    uint64_t lookups_corrupt;                    /* blocks whose bytes did not match their checksum, since kv_client_create */
     char event_endpoint[256], snapshot_endpoint[256];
+    struct error error;                          /* why the last connection or attempt failed; "" while connected */
 };
 
 /* Succeeds when the store is not there yet: the client keeps trying. */
 int kv_client_create(struct loop *loop, const struct kv_client_config *config, struct kv_client **ret_client, struct error *err);
-/* Releases every lease. NULL is fine. */
+/* Ends every lease; not from a callback of this client. Unsealed blocks that were not released stay reserved until the process ends. NULL is fine. */
 void kv_client_free(struct kv_client *client);
 void kv_client_info(const struct kv_client *client, struct kv_store_info *ret);
 
+enum { KV_BLOCKS_MAX = 4096 };                   /* blocks a call; more is -E2BIG */
+
 /* Longest sealed run from the start of keys[n]; verifies XXH3 of each block and reports corrupt ones (the run ends there). Returns the number
- * of leases written, or -ETIMEDOUT, -ENOTCONN, -ENOMEM. */
+ * of leases written, or -ETIMEDOUT, -ENOTCONN, -ENOMEM, -E2BIG, -EAGAIN (too much waits for the store already). The deadline bounds the wait for the
+ * store; reading the blocks for their checksums comes on top. */
 int kv_client_lookup(struct kv_client *client, const struct block_key *keys, int n, uint64_t deadline_us, struct kv_lease *ret_leases);
-/* status[n] and leases[n]: valid for GRANTED (write `length` bytes at data, then seal) and EXISTS (sealed, readable). */
+/* Returns n (or an error as above). status[n] and leases[n]: valid for GRANTED (write `length` bytes at data, then seal) and EXISTS (sealed, checksum
+ * verified; a corrupt one is reported and comes back as BUSY). */
 int kv_client_reserve(struct kv_client *client, const struct kv_reserve_block *blocks, int n, uint64_t deadline_us,
                       enum kv_reserve_status *ret_status, struct kv_lease *ret_leases);
 /* The same without waiting: `cb` gets n results, or a negative errno with no results, exactly once; not called after kv_client_free. */
 typedef void kv_reserve_cb(int result, const enum kv_reserve_status *status, const struct kv_lease *leases, int n, void *arg);
 int kv_client_reserve_async(struct kv_client *client, const struct kv_reserve_block *blocks, int n, kv_reserve_cb *cb, void *arg);
-/* Computes XXH3-64 over each block and seals; does not wait for the answer. The leases stay, now as read leases. */
+/* Computes XXH3-64 over each block and seals; does not wait for the answer. The leases stay, now as read leases. -ENOTCONN: a lease belongs to a
+ * store that is gone; its memory stays readable and private to this process, the other blocks are sealed all the same. */
 int kv_client_seal(struct kv_client *client, struct kv_lease *const *leases, int n);
-/* Ends leases (unsealed ones are abandoned); does not wait. Zeroes them. */
+/* Ends leases (unsealed ones are abandoned: nothing may write there any more); does not wait. Zeroes them; zeroed leases are skipped. */
 void kv_client_release(struct kv_client *client, struct kv_lease *leases, int n);
