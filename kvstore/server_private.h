@@ -1,6 +1,6 @@
 /* Shared by server.c and server_client.c only. */
 #pragma once
-#include "kvstore/client/stats_page.h"
+#include "proto/wire/stats_page.h"
 #include "kvstore/server.h"
 #include "kvstore/session.h"
 #include <sys/types.h>

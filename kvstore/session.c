@@ -1,6 +1,6 @@
 #include "kvstore/session.h"
 
-#include "kvstore/client/stats_page.h"
+#include "proto/wire/stats_page.h"
 #include "proto/base/base_assert.h"
 #include "proto/base/capped_alloc.h"
 #include "proto/wire/frame.h"

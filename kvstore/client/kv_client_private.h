@@ -1,7 +1,7 @@
 /* Shared by the files of kvstore/client only. */
 #pragma once
 #include "kvstore/client/kv_client.h"
-#include "kvstore/client/stats_page.h"
+#include "proto/wire/stats_page.h"
 #include "proto/base/buf.h"
 #include <protobuf-c/protobuf-c.h>
 #include <stdint.h>
