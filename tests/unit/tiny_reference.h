@@ -1,0 +1,7 @@
+/* The tiny model in plain loops and double precision, full attention over everything: what the engine is held against. Its K and V are rounded to bf16 in the rotated
+ * basis, as the system rounds them. */
+#pragma once
+#include "tests/unit/engine_fixture.h"
+
+/* Logits [n, TINY_VOCAB] after each of n tokens. */
+void tiny_reference_logits(const struct fixture *f, const int32_t *tokens, int n, double *ret_logits);
