@@ -109,11 +109,14 @@ int kv_client_create(struct loop *loop, const struct kv_client_config *config, s
     return 0;
 }
 
+/* Callers hear that their asynchronous calls are over, so that what they keep for the answer is not lost. */
 static void pending_list_free(struct kv_pending_list *list)
 {
     struct kv_pending *pending;
 
     while ((pending = kv_pending_pop(list))) {
+        if (pending->cb)
+            pending->cb(-ECANCELED, NULL, NULL, 0, pending->arg);
         free(pending->status);
         free(pending);
     }

@@ -64,7 +64,8 @@ int kv_client_lookup(struct kv_client *client, const struct block_key *keys, int
  * verified; a corrupt one is reported and comes back as BUSY). */
 int kv_client_reserve(struct kv_client *client, const struct kv_reserve_block *blocks, int n, uint64_t deadline_us,
                       enum kv_reserve_status *ret_status, struct kv_lease *ret_leases);
-/* The same without waiting: `cb` gets n results, or a negative errno with no results, exactly once; not called after kv_client_free. */
+/* The same without waiting: `cb` gets n results, or a negative errno with no results, exactly once; kv_client_free answers what is outstanding with
+ * -ECANCELED (such a callback must not call the client). */
 typedef void kv_reserve_cb(int result, const enum kv_reserve_status *status, const struct kv_lease *leases, int n, void *arg);
 int kv_client_reserve_async(struct kv_client *client, const struct kv_reserve_block *blocks, int n, kv_reserve_cb *cb, void *arg);
 /* Computes XXH3-64 over each block and seals; does not wait for the answer. The leases stay, now as read leases. -ENOTCONN: a lease belongs to a

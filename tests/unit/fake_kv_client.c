@@ -44,7 +44,8 @@ static void drop(struct fake_block *b)
 
 void fake_store_free(struct kv_client *store)
 {
-    ASSERT(store->n_pending == 0);
+    for (int i = 0; i < store->n_pending; i++)
+        store->pending[i].cb(-ECANCELED, NULL, NULL, 0, store->pending[i].arg);
     for (int i = 0; i < FAKE_MAX_BLOCKS; i++) {
         ASSERT(store->blocks[i].n_leases == 0);
         drop(&store->blocks[i]);
@@ -115,7 +116,7 @@ int kv_client_reserve(struct kv_client *store, const struct kv_reserve_block *bl
         return store->answers.reserve_error;
     for (int i = 0; i < n; i++)
         ret_status[i] = reserve_one(store, &blocks[i], &ret_leases[i]);
-    return 0;
+    return n;
 }
 
 int kv_client_reserve_async(struct kv_client *store, const struct kv_reserve_block *blocks, int n, kv_reserve_cb *cb, void *arg)
@@ -161,7 +162,8 @@ int kv_client_seal(struct kv_client *store, struct kv_lease *const *leases, int 
 void kv_client_release(struct kv_client *store, struct kv_lease *leases, int n)
 {
     for (int i = 0; i < n; i++) {
-        ASSERT(leases[i].id);
+        if (!leases[i].id)
+            continue;
         struct fake_block *b = &store->blocks[leases[i].id - 1];
         ASSERT(b->used && b->n_leases > 0);
         if (--b->n_leases == 0 && !b->sealed)

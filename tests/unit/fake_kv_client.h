@@ -1,10 +1,11 @@
 /* kv_client.h inside the test's own process: a store whose every answer the test decides, for what a real one gives only by accident (busy, full, late, gone at this very
- * call). Tests that link it must not link the real client. */
+ * call). Linked as objects, it stands before the real
+ * client's library. */
 #pragma once
 #include "kvstore/client/kv_client.h"
 
 struct kv_client *fake_store_create(void);
-void fake_store_free(struct kv_client *store); /* asserts that no lease is held */
+void fake_store_free(struct kv_client *store); /* answers what is outstanding with -ECANCELED; asserts that no lease is held */
 
 /* The answers from now on. */
 struct fake_answers {

@@ -22,8 +22,6 @@ static void setup(void)
 }
 static void teardown(void)
 {
-    while (fake_store_pump(store))
-        ;
     fixture_expect_no_memory(&f);
     cr_expect(fake_store_n_leases(store) == 0 && fake_store_n_granted(store) == 0, "%d leases, %d half-written blocks left", fake_store_n_leases(store),
               fake_store_n_granted(store));

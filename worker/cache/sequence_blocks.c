@@ -34,20 +34,40 @@ static bool adopt_sealed(struct sequence *seq, int block)
     return true;
 }
 
-/* The reusable prefix. It ends before the tokens whose queries the selector observes and before the last token, whose logits are wanted. A store that does not answer in
- * time is a cold start, not an error. */
-static void lookup_prefix(struct sequence *seq, const struct sequence_request *request, uint64_t deadline_us)
+static uint64_t left_us(uint64_t end_us)
+{
+    const uint64_t now_us = clock_now_us();
+    return now_us < end_us ? end_us - now_us : 0;
+}
+
+static int piece(int n)
+{
+    return n < KV_BLOCKS_MAX ? n : KV_BLOCKS_MAX;
+}
+
+/* Longest sealed run of the first n keys. A store that does not answer in time is a cold start, not an error. */
+static int lookup_run(struct sequence *seq, int n, uint64_t end_us)
+{
+    int found = 0, r = 0;
+    for (int asked = 0; found == asked && asked < n; asked += piece(n - asked)) {
+        r = kv_client_lookup(seq->engine->store, seq->keys + asked, piece(n - asked), left_us(end_us), seq->leases + asked);
+        found += r > 0 ? r : 0;
+    }
+    return found;
+}
+
+/* The reusable prefix. It ends before the tokens whose queries the selector observes and before the last token, whose logits are wanted. */
+static void lookup_prefix(struct sequence *seq, const struct sequence_request *request, uint64_t end_us)
 {
     const int computed = seq->plan.n_window > 1 ? seq->plan.n_window : 1;
     const int limit = (seq->plan.n_prompt - computed) / BLOCK_TOKENS;
-    if (!seq->shared || !seq->engine->reuse || request->prompt_logprobs || limit <= 0)
+    if (!seq->engine->reuse || request->prompt_logprobs || limit <= 0)
         return;
-    const int n = kv_client_lookup(seq->engine->store, seq->keys, limit, deadline_us, seq->leases);
+    const int n = lookup_run(seq, limit, end_us);
     int hits = 0;
     while (hits < n && adopt_sealed(seq, hits))
         hits++;
-    if (hits + 1 < n)
-        kv_client_release(seq->engine->store, seq->leases + hits + 1, n - hits - 1);
+    kv_client_release(seq->engine->store, seq->leases + hits, n - hits);
     seq->n_cached = hits * BLOCK_TOKENS;
     for (int b = 0; b < hits; b++)
         seq->stats.bytes_from_pool += block_length(seq, b);
@@ -56,37 +76,40 @@ static void lookup_prefix(struct sequence *seq, const struct sequence_request *r
 static void adopt_reserved(struct sequence *seq, int block, enum kv_reserve_status status)
 {
     struct kv_lease *lease = &seq->leases[block];
-    if (status == KV_RESERVE_EXISTS) {
-        adopt_sealed(seq, block);
+    if (status == KV_RESERVE_EXISTS && adopt_sealed(seq, block)) {
+        seq->stats.bytes_from_pool += lease->length;
     } else if (status == KV_RESERVE_GRANTED) {
         seq->blocks[block].place = BLOCK_GRANTED;
         seq->blocks[block].data = lease->data;
     }
 }
 
-/* Phase one of the put for the prompt's other full blocks. Whatever fails leaves blocks ABSENT, and they become private. */
-static void reserve_rest(struct sequence *seq, uint64_t deadline_us)
+static void reserve_some(struct sequence *seq, int from, int n, struct kv_reserve_block *wanted, enum kv_reserve_status *status, uint64_t end_us)
 {
-    const int from = seq->n_cached / BLOCK_TOKENS, n = seq->plan.n_prompt_blocks - from;
-    if (!seq->shared || n <= 0)
-        return;
-    struct kv_reserve_block *wanted = calloc((size_t)n, sizeof(*wanted));
-    enum kv_reserve_status *status = calloc((size_t)n, sizeof(*status));
-    if (wanted && status) {
-        for (int i = 0; i < n; i++) {
-            const int b = from + i;
-            wanted[i] = (struct kv_reserve_block){
-                .key = seq->keys[b],
-                .parent = b ? seq->keys[b - 1] : seq->root,
-                .first = b == 0,
-                .position = (uint32_t)b,
-                .length = block_length(seq, b),
-            };
-        }
-        if (kv_client_reserve(seq->engine->store, wanted, n, deadline_us, status, seq->leases + from) >= 0)
-            for (int i = 0; i < n; i++)
-                adopt_reserved(seq, from + i, status[i]);
+    for (int i = 0; i < n; i++) {
+        const int b = from + i;
+        wanted[i] = (struct kv_reserve_block){
+            .key = seq->keys[b],
+            .parent = b ? seq->keys[b - 1] : seq->root,
+            .first = b == 0,
+            .position = (uint32_t)b,
+            .length = block_length(seq, b),
+        };
     }
+    if (kv_client_reserve(seq->engine->store, wanted, n, left_us(end_us), status, seq->leases + from) < 0)
+        return;
+    for (int i = 0; i < n; i++)
+        adopt_reserved(seq, from + i, status[i]);
+}
+
+/* Phase one of the put for the prompt's other full blocks. Whatever fails leaves blocks ABSENT, and they become private. */
+static void reserve_rest(struct sequence *seq, uint64_t end_us)
+{
+    const int n = seq->plan.n_prompt_blocks;
+    struct kv_reserve_block *wanted = calloc((size_t)piece(n) + 1, sizeof(*wanted));
+    enum kv_reserve_status *status = calloc((size_t)piece(n) + 1, sizeof(*status));
+    for (int from = seq->n_cached / BLOCK_TOKENS; wanted && status && from < n; from += piece(n - from))
+        reserve_some(seq, from, piece(n - from), wanted, status, end_us);
     free(status);
     free(wanted);
 }
@@ -145,13 +168,11 @@ static int admit_private(struct sequence *seq, struct error *err)
 
 int sequence_blocks_init(struct sequence *seq, const struct sequence_request *request, struct error *err)
 {
-    const uint64_t deadline_us = seq->engine->config.store_deadline_us;
     if (seq->shared) {
-        const uint64_t start_us = clock_now_us();
+        const uint64_t end_us = clock_now_us() + seq->engine->config.store_deadline_us;
         make_prompt_keys(seq, request);
-        lookup_prefix(seq, request, deadline_us);
-        const uint64_t used_us = clock_now_us() - start_us;
-        reserve_rest(seq, used_us < deadline_us ? deadline_us - used_us : 0);
+        lookup_prefix(seq, request, end_us);
+        reserve_rest(seq, end_us);
     }
     return admit_private(seq, err);
 }
