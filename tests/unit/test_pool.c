@@ -326,7 +326,7 @@ Test(pool, test_books_balance_over_random_operations, .timeout = 120)
             int i = (int)(id % (uint32_t)n_held);
             cr_assert_eq(pool_report_corrupt(&pool, held[i].owner, held[i].id), !held[i].write);
         }
-        cr_assert_eq(pool.leases.n_used, n_held);
+        cr_assert_eq(pool.leases.n_used, (uint32_t)n_held);
         cr_assert_leq(pool.bytes_pinned, pool.extents.bytes_taken);
         cr_assert_eq((int)pool.n_blocks, heard.n_stored - heard.n_evicted);
         cr_assert_eq(pool.extents.bytes_taken % BLOCK_BYTES, 0);
