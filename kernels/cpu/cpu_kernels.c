@@ -1,5 +1,11 @@
 /* The CPU's op table: each slot passes the call on to the table of the device's instruction set. */
 #include "kernels/cpu/cpu_private.h"
+#include "kernels/cpu/weight_pack.h"
+
+static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+{
+    return s->device->ops->matmul(s, x, n, ld_x, outs, n_outs);
+}
 
 static int rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y)
 {
@@ -49,6 +55,9 @@ static int block_decode(struct stream *s, const struct block_params *p)
 const struct kernel_ops *cpu_kernel_ops(void)
 {
     static const struct kernel_ops ops = {
+        .weight_bytes = cpu_weight_bytes,
+        .weight_pack = cpu_weight_pack,
+        .matmul = matmul,
         .rmsnorm = rmsnorm,
         .silu_mul = silu_mul,
         .attn_prefill = attn_prefill,

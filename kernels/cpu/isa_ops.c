@@ -4,6 +4,7 @@
 #include "kernels/cpu/ops.h"
 
 const struct kernel_ops ISA(cpu_ops) = {
+    .matmul = ISA(matmul),
     .rmsnorm = ISA(rmsnorm),
     .silu_mul = ISA(silu_mul),
     .attn_prefill = ISA(attn_prefill),
