@@ -7,6 +7,11 @@ static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, con
     return s->device->ops->matmul(s, x, n, ld_x, outs, n_outs);
 }
 
+static int embed(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y)
+{
+    return s->device->ops->embed(s, w, ids, n, y);
+}
+
 static int rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y)
 {
     return s->device->ops->rmsnorm(s, x, gamma, eps, n, dim, y);
@@ -58,6 +63,7 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .weight_bytes = cpu_weight_bytes,
         .weight_pack = cpu_weight_pack,
         .matmul = matmul,
+        .embed = embed,
         .rmsnorm = rmsnorm,
         .silu_mul = silu_mul,
         .attn_prefill = attn_prefill,

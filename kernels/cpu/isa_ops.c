@@ -5,6 +5,7 @@
 
 const struct kernel_ops ISA(cpu_ops) = {
     .matmul = ISA(matmul),
+    .embed = ISA(embed),
     .rmsnorm = ISA(rmsnorm),
     .silu_mul = ISA(silu_mul),
     .attn_prefill = ISA(attn_prefill),

@@ -87,7 +87,8 @@ static void matmul_task(void *arg, int64_t task, int thread)
     }
     for (int64_t col = 0; col < a->n_cols; col += TILE_COLS) {
         int n = a->n_cols - col < TILE_COLS ? (int)(a->n_cols - col) : TILE_COLS;
-        ISA(weight_expand)(part.out->w->dtype, part.packed, part.np, col, n, panels);
+        for (int p = 0; p < part.np; p++)
+            ISA(weight_expand)(part.out->w->dtype, part.packed, part.np, p, col, n, panels + p * PANEL_STRIDE);
         ISA(matmul_tiles)(x + col, a->ld_x, (int)part.n_rows, panels, part.np, n, col == 0, acc);
     }
     part_finish(&part, acc);

@@ -3,6 +3,7 @@
 #include "kernels/cpu/cpu_private.h"
 #include "kernels/cpu/lanes.h"
 
+int ISA(embed)(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
 int ISA(matmul)(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
 int ISA(rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y);
 int ISA(silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);

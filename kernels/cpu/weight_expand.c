@@ -1,4 +1,4 @@
-/* Weights of a group in fp32, for the tiles of matmul_tiles.c: done once for up to 512 rows, into a buffer that the second-level cache holds. */
+/* Weights of a panel in fp32, for the tiles of matmul_tiles.c (once for up to 512 rows, into a buffer that the second-level cache holds) and for embed.c. */
 #include "kernels/cpu/dequant.h"
 #include "kernels/cpu/matmul_private.h"
 
@@ -23,10 +23,9 @@ ALWAYS_INLINE void expand_panel(const enum weight_dtype dtype, const uint8_t *gr
     }
 DEQUANT_EACH_DTYPE(EXPAND)
 
-void ISA(weight_expand)(enum weight_dtype dtype, const uint8_t *group, int np, int64_t col, int n_cols, float *panels)
+void ISA(weight_expand)(enum weight_dtype dtype, const uint8_t *group, int np, int p, int64_t col, int n_cols, float *panel)
 {
 #define ENTRY(D) [WEIGHT_##D] = expand_##D,
     static void (*const fns[WEIGHT_DTYPE_COUNT])(const uint8_t *, int, int, int64_t, int, float *) = {DEQUANT_EACH_DTYPE(ENTRY)};
-    for (int p = 0; p < np; p++)
-        fns[dtype](group, np, p, col / RUN_COLS, (n_cols + RUN_COLS - 1) / RUN_COLS, panels + p * PANEL_STRIDE);
+    fns[dtype](group, np, p, col / RUN_COLS, (n_cols + RUN_COLS - 1) / RUN_COLS, panel);
 }
