@@ -3,41 +3,22 @@
 import json
 import pathlib
 import struct
+import sys
 
-CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
-U8, I8, U16, U32, F32, BOOL, STR, ARR, U64 = 0, 1, 2, 4, 6, 7, 8, 9, 10
-FORMATS = {U8: "<B", I8: "<b", U16: "<H", U32: "<I", F32: "<f", BOOL: "<B", U64: "<Q"}
-# ggml type: (values, bytes) of a block
-BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "system"))
+from gguf_write import ARR, BOOL, F32, I8, STR, TYPES, U8, U16, U32, U64, entry, gguf  # noqa: E402
 
-
-def text(s):
-    return struct.pack("<Q", len(s)) + s.encode()
+CORPUS = HERE / "corpus"
 
 
-def value(kind, v):
-    return text(v) if kind == STR else struct.pack(FORMATS[kind], v)
-
-
-def entry(key, kind, v, item=None):
-    if kind != ARR:
-        return text(key) + struct.pack("<I", kind) + value(kind, v)
-    return text(key) + struct.pack("<IIQ", ARR, item, len(v)) + b"".join(value(item, x) for x in v)
-
-
-def gguf(entries, tensors, version=3, alignment=32):
-    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(entries)) + b"".join(entries)
-    data = b""
-    for name, kind, dims in tensors:
-        out += text(name) + struct.pack("<I", len(dims)) + b"".join(struct.pack("<Q", d) for d in dims)
-        out += struct.pack("<IQ", kind, len(data))
-        n = 1
-        for d in dims:
-            n *= d
-        block, size = BLOCKS[kind]
-        data += bytes(i & 0x3F for i in range(n // block * size))
-        data += b"\0" * (-len(data) % alignment)
-    return out + b"\0" * (-len(out) % alignment) + data
+def tensor(name, kind, dims):
+    """A tensor whose bytes count up to 63 again and again."""
+    n = 1
+    for d in dims:
+        n *= d
+    _, block, size = TYPES[kind]
+    return name, kind, dims, bytes(i & 0x3F for i in range(n // block * size))
 
 
 def model_entries(arch, **more):
@@ -49,19 +30,19 @@ def model_entries(arch, **more):
 
 
 def gguf_files():
-    embedding = ("token_embd.weight", 1, [32, 4])
-    kinds = [(f"t{k}", k, [256]) for k in BLOCKS]
+    embedding = tensor("token_embd.weight", "F16", [32, 4])
+    kinds = [tensor(f"t{k}", k, [256]) for k in TYPES]
     tokens = [entry("tokenizer.ggml.tokens", ARR, ["a", "bc", ""], STR), entry("tokenizer.ggml.token_type", ARR, [1, 2, 3], U32),
               entry("tokenizer.ggml.eos_token_id", U32, 2)]
     yarn = {"rope__scaling__type": (STR, "yarn"), "rope__scaling__factor": (F32, 4.0)}
     return {
         "empty": gguf([], []),
         "version2": gguf([entry("k", BOOL, 1)], [], version=2),
-        "alignment": gguf([entry("general.alignment", U32, 64)], [("t", 0, [3, 2])], alignment=64),
+        "alignment": gguf([entry("general.alignment", U32, 64)], [tensor("t", "F32", [3, 2])], alignment=64),
         "kinds": gguf([], kinds),
         "values": gguf([entry("a", U8, 1), entry("b", I8, -1), entry("c", U16, 2), entry("d", U64, 1 << 60), entry("e", ARR, [1.5, 2.5], F32)], []),
-        "llama": gguf(model_entries("llama") + tokens, [embedding, ("rope_freqs.weight", 0, [16])]),
-        "qwen2": gguf(model_entries("qwen2", rope__freq_base=(F32, 1e6), **yarn), [embedding, ("output.weight", 8, [32, 4])]),
+        "llama": gguf(model_entries("llama") + tokens, [embedding, tensor("rope_freqs.weight", "F32", [16])]),
+        "qwen2": gguf(model_entries("qwen2", rope__freq_base=(F32, 1e6), **yarn), [embedding, tensor("output.weight", "Q8_0", [32, 4])]),
         "moe": gguf(model_entries("llama", expert_count=(U32, 8)), [embedding]),
         "truncated": gguf(model_entries("llama") + tokens, [embedding])[:-40],
     }

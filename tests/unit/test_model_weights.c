@@ -1,0 +1,264 @@
+#include "formats/gguf.h"
+#include "gguf_build.h"
+#include "worker/model/model.h"
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIM = 64, N_HEADS = 2, HEAD_DIM = 32, FFN = 96, VOCAB = 20 };
+
+/* What is wrong with the file; NULL and 0: nothing. */
+struct defect {
+    const char *name;      /* of the tensor in question */
+    bool missing, extra, transposed;
+    uint32_t type;         /* another ggml type */
+    uint32_t type_bytes;   /* of the whole tensor in it */
+    float first;           /* another first value */
+};
+
+static void add_tensor(struct gguf_build *b, const char *name, uint64_t rows, uint64_t cols, const struct defect *defect)
+{
+    static float values[VOCAB * FFN * 8];
+    const uint64_t dims[] = {cols, rows}, transposed[] = {rows, cols};
+    size_t n = rows * cols;
+    bool hit = defect->name && strcmp(defect->name, name) == 0;
+    cr_assert_leq(n, sizeof(values) / sizeof(values[0]));
+    for (size_t i = 0; i < n; i++)
+        values[i] = (float)(i % 17) / 16.0f;
+    if (hit && defect->missing)
+        return;
+    if (hit && defect->first != 0)
+        values[0] = defect->first;
+    uint32_t n_dims = rows == 1 ? 1 : 2;
+    if (hit && defect->type)
+        gguf_build_tensor(b, name, defect->type, n_dims, dims, NULL, defect->type_bytes);
+    else
+        gguf_build_tensor(b, name, 0, n_dims, hit && defect->transposed ? transposed : dims, values, n * sizeof(float));
+}
+
+/* One layer; names by `arch`. qwen2's biases are left out unless `biases`. */
+static void build_model(struct gguf_build *b, const char *arch, bool biases, const struct defect *defect)
+{
+    static const struct {
+        const char *name;
+        uint64_t rows, cols;
+        bool bias;
+    } tensors[] = {
+        {"token_embd.weight", VOCAB, DIM, false},      {"output_norm.weight", 1, DIM, false},       {"blk.0.attn_norm.weight", 1, DIM, false},
+        {"blk.0.attn_q.weight", DIM, DIM, false},      {"blk.0.attn_k.weight", HEAD_DIM, DIM, false}, {"blk.0.attn_v.weight", HEAD_DIM, DIM, false},
+        {"blk.0.attn_output.weight", DIM, DIM, false}, {"blk.0.ffn_norm.weight", 1, DIM, false},    {"blk.0.ffn_gate.weight", FFN, DIM, false},
+        {"blk.0.ffn_up.weight", FFN, DIM, false},      {"blk.0.ffn_down.weight", DIM, FFN, false},  {"blk.0.attn_q.bias", 1, DIM, true},
+        {"blk.0.attn_k.bias", 1, HEAD_DIM, true},      {"blk.0.attn_v.bias", 1, HEAD_DIM, true},
+    };
+    static const struct {
+        const char *key;
+        uint32_t value;
+    } numbers[] = {{"block_count", 1},         {"context_length", 256},         {"embedding_length", DIM}, {"feed_forward_length", FFN},
+                   {"attention.head_count", N_HEADS}, {"attention.head_count_kv", 1}};
+    char key[96];
+    gguf_build_init(b);
+    gguf_build_str(b, "general.architecture", arch);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].key);
+        gguf_build_u32(b, key, numbers[i].value);
+    }
+    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
+    gguf_build_f32(b, key, 1e-5f);
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++)
+        if (!tensors[i].bias || biases)
+            add_tensor(b, tensors[i].name, tensors[i].rows, tensors[i].cols, defect);
+    if (defect->extra)
+        add_tensor(b, defect->name, 1, DIM, &(struct defect){0});
+}
+
+struct opened {
+    struct buf file;
+    struct weight_source source;
+    struct model_config config;
+    struct device *device;
+    struct stream *stream;
+    uint64_t done, total; /* as the progress callback saw them last */
+    int n_progress;
+};
+
+static void open_build(struct opened *o, struct gguf_build *b)
+{
+    const struct device_config config = {.n_threads = 1};
+    struct error err;
+    *o = (struct opened){0};
+    buf_init(&o->file, 1 << 20);
+    gguf_build_finish(b, &o->file);
+    gguf_build_fini(b);
+    cr_assert_eq(gguf_open_memory(o->file.data, o->file.len, &o->source.gguf, &err), 0, "%s", err.text);
+    cr_assert_eq(model_config_from_gguf(o->source.gguf, &o->config, &err), 0, "%s", err.text);
+    cr_assert_eq(cpu_device_ops()->open(&config, &o->device), 0);
+    cr_assert_eq(cpu_device_ops()->stream_create(o->device, &o->stream), 0);
+}
+
+/* Closing the device asserts that nothing is left allocated. */
+static void close_build(struct opened *o)
+{
+    cpu_device_ops()->stream_free(o->stream);
+    cpu_device_ops()->close(o->device);
+    weight_source_close(&o->source);
+    buf_fini(&o->file);
+}
+
+static void note_progress(void *arg, uint64_t done, uint64_t total)
+{
+    struct opened *o = arg;
+    cr_expect_gt(done, o->done);
+    o->done = done;
+    o->total = total;
+    o->n_progress++;
+}
+
+static int load(struct opened *o, struct model_weights *ret, struct error *err)
+{
+    const struct model_weights_params p = {
+        .config = &o->config,
+        .source = &o->source,
+        .dev = cpu_device_ops(),
+        .ops = cpu_kernel_ops(),
+        .device = o->device,
+        .stream = o->stream,
+        .progress = note_progress,
+        .progress_arg = o,
+    };
+    return model_weights_load(&p, ret, err);
+}
+
+static void check_refused(const char *arch, bool biases, struct defect defect, int code, const char *expected)
+{
+    struct gguf_build b;
+    struct opened o;
+    struct model_weights weights;
+    struct error err = {0};
+    build_model(&b, arch, biases, &defect);
+    open_build(&o, &b);
+    cr_expect_eq(load(&o, &weights, &err), code, "expected \"%s\"", expected);
+    cr_expect(strstr(err.text, expected), "\"%s\" does not contain \"%s\"", err.text, expected);
+    cr_expect_eq(o.n_progress, 0);
+    close_build(&o);
+}
+
+Test(model_weights, wrong_tensors_are_named)
+{
+    check_refused("llama", false, (struct defect){.name = "blk.0.ffn_up.weight", .missing = true}, -EINVAL, "blk.0.ffn_up.weight is missing");
+    check_refused("llama", false, (struct defect){.name = "blk.0.attn_k.weight", .transposed = true}, -EINVAL, "blk.0.attn_k.weight: its shape is [64, 32]");
+    check_refused("llama", false, (struct defect){.name = "blk.0.attn_q.weight", .type = 7, .type_bytes = DIM * DIM / 32 * 24}, -ENOTSUP, "type Q5_1");
+    check_refused("llama", false, (struct defect){.name = "output_norm.weight", .type = 8, .type_bytes = DIM / 32 * 34}, -ENOTSUP, "a vector must be");
+    check_refused("qwen2", true, (struct defect){.name = "blk.0.attn_v.bias", .missing = true}, -EINVAL, "blk.0.attn_v.bias is missing");
+}
+
+Test(model_weights, unknown_tensors_are_refused)
+{
+    static const char *const names[] = {"blk.0.attn_q_norm.weight", "blk.1.attn_norm.weight", "blk.x.attn_norm.weight", "output_norm.bias", "extra"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        check_refused("llama", false, (struct defect){.name = names[i], .extra = true}, -ENOTSUP, names[i]);
+}
+
+static void load_ok(const char *arch, bool biases, struct defect defect, uint8_t digest[WEIGHTS_DIGEST_BYTES])
+{
+    struct gguf_build b;
+    struct opened o;
+    struct model_weights w;
+    struct error err;
+    build_model(&b, arch, biases, &defect);
+    open_build(&o, &b);
+    cr_assert_eq(load(&o, &w, &err), 0, "%s", err.text);
+    memcpy(digest, w.digest, WEIGHTS_DIGEST_BYTES);
+    cr_expect_eq(w.layers[0].attn_norm[3], 3.0f / 16);
+    cr_expect_eq(w.head.packed, w.embedding.packed);
+    cr_expect_eq(w.layers[0].q.bias != NULL, biases);
+    cr_expect_null(w.layers[0].down.bias);
+    cr_expect(w.layers[0].gate.w.n_rows == FFN && w.layers[0].gate.w.n_cols == DIM);
+    cr_expect(o.done == o.total && o.total == w.file_bytes);
+    model_weights_fini(&w, cpu_device_ops(), o.device);
+    close_build(&o);
+}
+
+Test(model_weights, digest_follows_the_bytes)
+{
+    uint8_t one[WEIGHTS_DIGEST_BYTES], again[WEIGHTS_DIGEST_BYTES], other[WEIGHTS_DIGEST_BYTES], biased[WEIGHTS_DIGEST_BYTES];
+    load_ok("llama", false, (struct defect){0}, one);
+    load_ok("llama", false, (struct defect){0}, again);
+    load_ok("llama", false, (struct defect){.name = "blk.0.ffn_down.weight", .first = 0.5f}, other);
+    load_ok("qwen2", true, (struct defect){0}, biased);
+    cr_expect_arr_eq(one, again, sizeof(one));
+    cr_expect_arr_neq(one, other, sizeof(one));
+    cr_expect_arr_neq(one, biased, sizeof(one));
+}
+
+Test(model_weights, memory_that_runs_out_is_given_back)
+{
+    struct gguf_build b;
+    struct opened o;
+    struct model_weights w;
+    struct error err = {0};
+    struct device_config config = {.n_threads = 1};
+    struct device_memory_stats stats;
+    build_model(&b, "llama", false, &(struct defect){0});
+    open_build(&o, &b);
+    cpu_device_ops()->memory_stats(o.device, &stats);
+    cpu_device_ops()->stream_free(o.stream);
+    cpu_device_ops()->close(o.device);
+    /* Room for what the device itself takes and for the first tensors. */
+    config.memory_limit = stats.total_now + 40000;
+    cr_assert_eq(cpu_device_ops()->open(&config, &o.device), 0);
+    cr_assert_eq(cpu_device_ops()->stream_create(o.device, &o.stream), 0);
+    cr_expect_eq(load(&o, &w, &err), -ENOMEM);
+    cr_expect(strstr(err.text, "no memory"), "%s", err.text);
+    cr_expect_gt(o.n_progress, 0);
+    close_build(&o);
+}
+
+Test(model_weights, fingerprint_follows_what_the_cache_depends_on)
+{
+    static const struct {
+        enum kv_format format;
+        int tp_degree, tp_rank;
+        float eps;
+        double freq;
+    } cases[] = {{KV_FORMAT_K8V4, 1, 0, 1e-5f, 0.5}, {KV_FORMAT_K8V8, 1, 0, 1e-5f, 0.5}, {KV_FORMAT_K8V4, 2, 0, 1e-5f, 0.5},
+                 {KV_FORMAT_K8V4, 2, 1, 1e-5f, 0.5}, {KV_FORMAT_K8V4, 1, 0, 2e-5f, 0.5}, {KV_FORMAT_K8V4, 1, 0, 1e-5f, 0.25}};
+    enum { N = sizeof(cases) / sizeof(cases[0]) };
+    uint8_t prints[N + 1][FINGERPRINT_BYTES];
+    struct model m = {.config = {.n_layers = 1, .rope = {.n_freqs = 1, .factor = 1}}};
+    for (int i = 0; i < N; i++) {
+        m.config.rms_eps = cases[i].eps;
+        m.config.rope.inv_freq[0] = cases[i].freq;
+        model_fingerprint(&m, cases[i].format, cases[i].tp_degree, cases[i].tp_rank, prints[i]);
+    }
+    m.weights.digest[31] = 1;
+    model_fingerprint(&m, KV_FORMAT_K8V4, 1, 0, prints[N]);
+    for (int i = 0; i <= N; i++)
+        for (int j = 0; j < i; j++)
+            cr_expect_arr_neq(prints[i], prints[j], FINGERPRINT_BYTES, "cases %d and %d", i, j);
+}
+
+Test(model_weights, workspace_is_what_was_predicted)
+{
+    static const int sizes[] = {1, 7, 512, 1500};
+    struct model m = {.config = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .dim = 200, .ffn_dim = 700}, .dev = cpu_device_ops()};
+    cr_assert_eq(cpu_device_ops()->open(&(struct device_config){.n_threads = 1}, &m.device), 0);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct model_workspace ws;
+        struct device_memory_stats stats;
+        size_t n = (size_t)sizes[i];
+        cr_assert_eq(model_workspace_init(&ws, &m, sizes[i]), 0);
+        cpu_device_ops()->memory_stats(m.device, &stats);
+        cr_expect_geq(stats.now[MEM_WORKSPACE], model_workspace_bytes(&m.config, sizes[i]));
+        cr_expect_eq(ws.bytes, model_workspace_bytes(&m.config, sizes[i]));
+        const char *end = (char *)ws.memory + ws.bytes;
+        cr_expect((char *)(ws.v + n * 128) <= end && (char *)(ws.up + (size_t)ws.mlp_rows * 700) <= end);
+        cr_expect(ws.q >= ws.attn_out + n * 256 && ws.gate >= ws.norm + n * 256);
+        cr_expect(ws.k >= ws.q + n * 256 && ws.v >= ws.k + n * 128 && ws.up >= ws.gate + (size_t)ws.mlp_rows * 700);
+        model_workspace_fini(&ws, &m);
+    }
+    struct model_workspace ws;
+    cr_expect_eq(model_workspace_init(&ws, &m, 0), -EINVAL);
+    cpu_device_ops()->close(m.device);
+}
