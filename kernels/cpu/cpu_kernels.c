@@ -37,6 +37,11 @@ static int window_scores(struct stream *s, const struct window_score_params *p)
     return s->device->ops->window_scores(s, p);
 }
 
+static int sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
+{
+    return s->device->ops->sample(s, logits, n_vocab, p, ret);
+}
+
 static int topk(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices)
 {
     return s->device->ops->topk(s, scores, n_rows, n, k, indices);
@@ -69,6 +74,7 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .attn_prefill = attn_prefill,
         .attn_decode = attn_decode,
         .window_scores = window_scores,
+        .sample = sample,
         .topk = topk,
         .gather_rows = gather_rows,
         .block_encode = block_encode,

@@ -11,6 +11,7 @@ const struct kernel_ops ISA(cpu_ops) = {
     .attn_prefill = ISA(attn_prefill),
     .attn_decode = ISA(attn_decode),
     .window_scores = ISA(window_scores),
+    .sample = ISA(sample),
     .topk = ISA(topk),
     .gather_rows = ISA(gather_rows),
     .block_encode = ISA(block_encode),

@@ -1,0 +1,184 @@
+/* Draws a token from one row of logits. The order is vLLM's: logit bias, penalties (repetition, frequency, presence), bans; greedy, or temperature, min-p, top-k, top-p,
+ * each on what the one before left; then the inverse of the distribution function at a Philox number keyed by (seed, position).
+ *
+ * Nothing is sorted. Every filter comes down to a threshold (z, id) on the candidates' order "weight descending, id ascending". For top-k and top-p one pass counts tokens
+ * and weights above a few bounds; only what lies between the two bounds that enclose the cut is gathered and searched (sample_cut.h). The draw finds the chunk of tokens by
+ * its sum, then the token inside. A row of 131,072 logits takes some eight passes of vector code at the most, on the calling thread. */
+#include "kernels/cpu/cpu_private.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/philox.h"
+#include "kernels/cpu/sample_scan.h"
+#include <errno.h>
+
+enum { VOCAB_MAX = 1 << 24 /* ids are compared as floats */, TOP_MAX = 32 };
+
+static int check_tokens(const struct sample_params *p, int n_vocab)
+{
+    for (int i = 0; i < p->n_bias; i++)
+        if (p->bias[i].token < 0 || p->bias[i].token >= n_vocab || p->bias[i].bias != p->bias[i].bias)
+            return -EINVAL;
+    for (int i = 0; i < p->n_counts; i++)
+        if (p->counts[i].token < 0 || p->counts[i].token >= n_vocab)
+            return -EINVAL;
+    for (int i = 0; i < p->n_banned; i++)
+        if (p->banned[i] < 0 || p->banned[i] >= n_vocab)
+            return -EINVAL;
+    return 0;
+}
+
+static int check(const struct sample_params *p, int n_vocab)
+{
+    if (n_vocab < 1 || n_vocab > VOCAB_MAX || p->n_bias < 0 || p->n_counts < 0 || p->n_banned < 0 || p->n_top < 0 || p->n_top > TOP_MAX)
+        return -EINVAL;
+    if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) || !(p->min_p >= 0 && p->min_p <= 1))
+        return -EINVAL;
+    if (!(p->repetition_penalty > 0) || p->presence_penalty != p->presence_penalty || p->frequency_penalty != p->frequency_penalty)
+        return -EINVAL;
+    return check_tokens(p, n_vocab);
+}
+
+static bool has_penalties(const struct sample_params *p)
+{
+    return p->n_counts > 0 && (p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1);
+}
+
+static void adjust(float *x, const struct sample_params *p)
+{
+    for (int i = 0; i < p->n_bias; i++)
+        x[p->bias[i].token] += p->bias[i].bias;
+    for (int i = 0; has_penalties(p) && i < p->n_counts; i++) {
+        const struct token_count *c = &p->counts[i];
+        float *y = &x[c->token];
+        if (c->n_prompt > 0 || c->n_output > 0)
+            *y = *y > 0 ? *y / p->repetition_penalty : *y * p->repetition_penalty;
+        *y -= p->frequency_penalty * (float)c->n_output;
+        *y -= c->n_output > 0 ? p->presence_penalty : 0;
+    }
+    for (int i = 0; i < p->n_banned; i++)
+        x[p->banned[i]] = -INFINITY;
+}
+
+/* Raises the row's threshold to the shortest prefix of the candidates whose weights reach `target`. */
+static int cut(struct stream *s, struct scan_row *r, const struct scan_histogram *h, double target, bool counting)
+{
+    const double *reached = counting ? h->count : h->weight;
+    int b = 0;
+    while (b < SCAN_BOUNDS - 1 && reached[b] < target)
+        b++;
+    double above = b > 0 ? reached[b - 1] : 0, n_between = h->count[b] - (b > 0 ? h->count[b - 1] : 0);
+    if (n_between < 1)
+        return 0; /* nothing left to cut off */
+    void *candidates;
+    int e = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, (size_t)n_between * sizeof(struct cut_candidate), &candidates);
+    if (e < 0)
+        return e;
+    int64_t n = scan_gather(r, scan_bounds[b], b > 0 ? scan_bounds[b - 1] : INFINITY, counting, candidates, (int64_t)n_between);
+    if (n > 0) {
+        uint64_t last = cut_last(candidates, n, target - above);
+        r->z = scan_key_z(last);
+        r->id = (int32_t)(last & 0xFFFFFFFFu);
+    }
+    cpu_arena_free(&s->device->arena, candidates);
+    return 0;
+}
+
+/* min-p, top-k, top-p. */
+static int filter(struct stream *s, struct scan_row *r, const struct sample_params *p)
+{
+    if (p->min_p > 0)
+        r->z = vmath_logf(p->min_p); /* ids are not limited yet */
+    if (p->top_k > 0 && p->top_k < r->n) {
+        struct scan_histogram h = scan_histogram(r);
+        int e = h.count[SCAN_BOUNDS - 1] > p->top_k ? cut(s, r, &h, p->top_k, true) : 0;
+        if (e < 0)
+            return e;
+    }
+    if (p->top_p < 1) {
+        struct scan_histogram h = scan_histogram(r);
+        return cut(s, r, &h, p->top_p * h.weight[SCAN_BOUNDS - 1], false);
+    }
+    return 0;
+}
+
+/* The token at `u` in [0, 1) of the distribution function, tokens in order of id. */
+static int32_t draw(const struct scan_row *r, double u, float *chunk_sum)
+{
+    float w[SCAN_CHUNK];
+    double target = u * scan_total(r, chunk_sum), sum = 0;
+    int n_chunks = (r->n + SCAN_CHUNK - 1) / SCAN_CHUNK, chunk = -1, token = -1;
+    for (int c = 0; c < n_chunks; c++) {
+        if (chunk_sum[c] <= 0)
+            continue;
+        chunk = c; /* the last one with any weight, should rounding carry the target past the end */
+        if (sum + chunk_sum[c] > target)
+            break;
+        sum += chunk_sum[c];
+    }
+    scan_chunk(r, chunk * SCAN_CHUNK, w);
+    for (int i = 0; i < SCAN_CHUNK && chunk * SCAN_CHUNK + i < r->n; i++) {
+        if (w[i] <= 0)
+            continue;
+        token = chunk * SCAN_CHUNK + i;
+        sum += w[i];
+        if (sum > target)
+            break;
+    }
+    return token;
+}
+
+static int choose(struct stream *s, const float *x, int n_vocab, const struct sample_params *p, int32_t *ret_token)
+{
+    float max = scan_max(x, n_vocab);
+    if (max == -INFINITY)
+        return -EINVAL; /* everything is banned */
+    if (p->temperature == 0) {
+        *ret_token = scan_first_equal(x, n_vocab, max);
+        return 0;
+    }
+    float inverse = 1 / p->temperature;
+    struct scan_row r = {.x = x, .n = n_vocab, .max = max, .inverse_temperature = inverse < FLT_MAX ? inverse : FLT_MAX, .z = -INFINITY, .id = VOCAB_MAX};
+    int e = filter(s, &r, p);
+    if (e < 0)
+        return e;
+    *ret_token = draw(&r, philox_uniform(p->seed, p->position), cpu_scratch(s, 0));
+    return 0;
+}
+
+/* Log-softmax of the raw logits for the drawn token and the largest ones. */
+static int report(const float *logits, int n_vocab, const struct sample_params *p, int32_t token, struct sample_result *ret)
+{
+    int32_t ids[TOP_MAX];
+    float values[TOP_MAX], max = scan_max(logits, n_vocab);
+    struct scan_row raw = {.x = logits, .n = n_vocab, .max = max, .inverse_temperature = 1, .z = -INFINITY, .id = VOCAB_MAX};
+    if (max == -INFINITY)
+        return -EINVAL;
+    float log_total = max + vmath_logf((float)scan_total(&raw, NULL)), drawn[LANES];
+    v16_store(drawn, scan_load(logits + token, 0, 1));
+    ret->token = token;
+    ret->logprob = drawn[0] - log_total;
+    ret->n_top = scan_top(logits, n_vocab, p->n_top, ids, values);
+    for (int i = 0; i < ret->n_top; i++)
+        ret->top[i] = (struct top_logprob){.token = ids[i], .logprob = values[i] - log_total};
+    return 0;
+}
+
+int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
+{
+    int r = check(p, n_vocab);
+    void *adjusted = NULL;
+    int32_t token;
+    if (r < 0)
+        return r;
+    if (p->n_bias > 0 || p->n_banned > 0 || has_penalties(p)) {
+        r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, sizeof *logits * (size_t)n_vocab, &adjusted);
+        if (r < 0)
+            return r;
+        memcpy(adjusted, logits, sizeof *logits * (size_t)n_vocab);
+        adjust(adjusted, p);
+    }
+    r = choose(s, adjusted ? adjusted : logits, n_vocab, p, &token);
+    if (r == 0)
+        r = report(logits, n_vocab, p, token, ret);
+    cpu_arena_free(&s->device->arena, adjusted);
+    return r;
+}

@@ -1,0 +1,109 @@
+#include "tests/kernels/kv_sequence.h"
+#include "proto/base/base_assert.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Tokens of one block: pages with masks, kept rows. */
+static void split_block(struct kv_sequence *s, struct ref_rng *rng, int block, uint8_t *slice, const uint16_t *k, const uint16_t *v, double kept_share)
+{
+    bool first = block == 0;
+    for (uint32_t sub = 0; sub < BLOCK_SUBPAGES; sub++) {
+        struct kv_page page = {.page = slice + block_subpage_offset(&s->layout, first, 0, sub), .index = slice + block_index_offset(&s->layout, first, 0, sub),
+                               .sink = first && sub == 0};
+        for (int t = 0; t < SUBPAGE_TOKENS; t++) {
+            size_t at = ((size_t)sub * SUBPAGE_TOKENS + (size_t)t) * (size_t)s->d, row = (size_t)s->d * sizeof *k;
+            if (ref_uniform(rng) >= kept_share) {
+                page.tokens |= (uint16_t)(1 << t);
+                continue;
+            }
+            memcpy(s->kept_k + (size_t)s->n_kept * s->d, k + at, row);
+            memcpy(s->kept_v + (size_t)s->n_kept * s->d, v + at, row);
+            s->n_kept++;
+        }
+        if (page.tokens)
+            s->pages[s->n_pages++] = page;
+    }
+}
+
+void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format format, int d, int n_blocks, int n_recent, double kept_share, uint64_t seed)
+{
+    struct ref_rng rng = {seed};
+    *s = (struct kv_sequence){.d = d, .n_blocks = n_blocks, .n_recent = n_recent};
+    ASSERT(block_layout_init(&s->layout, format, 1, 1, (uint32_t)d) == 0);
+    size_t slice_bytes = s->layout.slice_bytes[1], rows = (size_t)n_blocks * BLOCK_TOKENS * d;
+    s->pool = aligned_zeros(slice_bytes * (size_t)n_blocks);
+    s->kept_k = aligned_zeros(rows * 2);
+    s->kept_v = aligned_zeros(rows * 2);
+    s->pages = aligned_zeros(sizeof *s->pages * (size_t)n_blocks * BLOCK_SUBPAGES);
+    s->recent_k = random_bf16(&rng, (size_t)n_recent * d, 1);
+    s->recent_v = random_bf16(&rng, (size_t)n_recent * d, 1);
+    for (int b = 0; b < n_blocks; b++) {
+        uint16_t *k = random_bf16(&rng, BLOCK_TOKENS * (size_t)d, 1), *v = random_bf16(&rng, BLOCK_TOKENS * (size_t)d, 1);
+        struct block_params p = {.layout = &s->layout, .first = b == 0, .slice = s->pool + slice_bytes * (size_t)b, .k = k, .v = v, .head_stride = BLOCK_TOKENS * d};
+        ASSERT(f->ops->block_encode(f->devices[0].stream, &p, true) == 0);
+        split_block(s, &rng, b, p.slice, k, v, kept_share);
+        free(k);
+        free(v);
+    }
+}
+
+void kv_sequence_free(struct kv_sequence *s)
+{
+    free(s->pool);
+    free(s->kept_k);
+    free(s->kept_v);
+    free(s->recent_k);
+    free(s->recent_v);
+    free(s->pages);
+}
+
+struct attn_decode_item kv_sequence_item(const struct kv_sequence *s, const float *q, float *out, int fetch_pages, int32_t *ret_chosen)
+{
+    return (struct attn_decode_item){.q = q, .out = out, .rows = {{s->kept_k, s->kept_v, s->n_kept}, {s->recent_k, s->recent_v, s->n_recent}}, .pages = s->pages,
+                                     .n_pages = s->n_pages, .fetch_pages = fetch_pages, .ret_chosen = ret_chosen};
+}
+
+struct ref_attention_result kv_sequence_attention(const struct kv_sequence *s, const float *q, float scale, const int32_t *chosen, int n_chosen, double *out)
+{
+    size_t d = (size_t)s->d, n_max = (size_t)(s->n_kept + s->n_recent + s->n_pages * SUBPAGE_TOKENS), n = 0;
+    double *keys = aligned_zeros((n_max + 1) * d * sizeof *keys), *values = aligned_zeros((n_max + 1) * d * sizeof *values), *query = widen_floats(q, d);
+    for (int i = 0; i < s->n_kept + s->n_recent; i++, n++) {
+        bool kept = i < s->n_kept;
+        for (size_t c = 0; c < d; c++) {
+            keys[n * d + c] = ref_bf16_value(kept ? s->kept_k[(size_t)i * d + c] : s->recent_k[(size_t)(i - s->n_kept) * d + c]);
+            values[n * d + c] = ref_bf16_value(kept ? s->kept_v[(size_t)i * d + c] : s->recent_v[(size_t)(i - s->n_kept) * d + c]);
+        }
+    }
+    for (int i = 0; i < (chosen ? n_chosen : s->n_pages); i++) {
+        const struct kv_page *page = &s->pages[chosen ? chosen[i] : i];
+        const struct subpage_layout *l = page->sink ? &s->layout.sink : &s->layout.page;
+        for (int t = 0; t < SUBPAGE_TOKENS; t++)
+            if (page->tokens >> t & 1) {
+                ref_page_key(l, page->page, s->d, t, keys + n * d);
+                ref_page_value(l, page->page, s->d, t, values + n * d);
+                n++;
+            }
+    }
+    struct ref_attention_result r = ref_attention(query, keys, values, NULL, (int)n, s->d, scale, out);
+    free(keys);
+    free(values);
+    free(query);
+    return r;
+}
+
+double kv_sequence_index_lse(const struct kv_sequence *s, const float *q, float scale, int page)
+{
+    double m = -INFINITY, l = 0, logit[SUBPAGE_TOKENS], key[256];
+    for (int t = 0; t < SUBPAGE_TOKENS; t++) {
+        logit[t] = 0;
+        ref_index_key(&s->layout, s->pages[page].index, t, key);
+        for (int c = 0; c < s->d; c++)
+            logit[t] += key[c] * q[c] * scale;
+        if (s->pages[page].tokens >> t & 1)
+            m = fmax(m, logit[t]);
+    }
+    for (int t = 0; t < SUBPAGE_TOKENS; t++)
+        l += s->pages[page].tokens >> t & 1 ? exp(logit[t] - m) : 0;
+    return m + log(l);
+}

@@ -1,0 +1,197 @@
+/* window_scores, topk, gather_rows. */
+#include "proto/base/base_assert.h"
+#include "tests/kernels/kv_fixture.h"
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct window_case {
+    int n_heads, n_kv_heads, d, n_window;
+    int64_t n_keys;
+    int pool;
+    bool pool_after_group;
+};
+
+/* softmax, mean, pooling as the formula says, W x S and all. scores [n_kv_heads, n_keys]. */
+static void reference_scores(const struct window_case *c, const float *q, const uint16_t *k, int64_t stride, double *scores)
+{
+    int group = c->n_heads / c->n_kv_heads;
+    double *a = aligned_zeros(sizeof(double) * (size_t)c->n_keys), *s = aligned_zeros(sizeof(double) * (size_t)(group * c->n_keys));
+    for (int kv = 0; kv < c->n_kv_heads; kv++) {
+        memset(s, 0, sizeof(double) * (size_t)(group * c->n_keys));
+        for (int h = 0; h < group; h++)
+            for (int w = 0; w < c->n_window; w++) {
+                int64_t n_visible = c->n_keys - c->n_window + w + 1;
+                double m = -INFINITY, l = 0;
+                for (int64_t i = 0; i < n_visible; i++) {
+                    a[i] = 0;
+                    for (int x = 0; x < c->d; x++)
+                        a[i] += (double)q[((int64_t)w * c->n_heads + kv * group + h) * c->d + x] * ref_bf16_value(k[kv * stride + i * c->d + x]);
+                    a[i] /= sqrt(c->d);
+                    m = fmax(m, a[i]);
+                }
+                for (int64_t i = 0; i < n_visible; i++)
+                    l += exp(a[i] - m);
+                for (int64_t i = 0; i < n_visible; i++)
+                    s[h * c->n_keys + i] += exp(a[i] - m) / l / c->n_window;
+            }
+        if (c->pool_after_group) {
+            for (int h = 1; h < group; h++)
+                for (int64_t i = 0; i < c->n_keys; i++)
+                    s[i] += s[h * c->n_keys + i];
+        }
+        for (int64_t i = 0; i < c->n_keys; i++) {
+            scores[kv * c->n_keys + i] = 0;
+            for (int h = 0; h < (c->pool_after_group ? 1 : group); h++) {
+                double max = 0;
+                for (int64_t j = i - c->pool / 2; j <= i + c->pool / 2; j++)
+                    max = j >= 0 && j < c->n_keys ? fmax(max, s[h * c->n_keys + j]) : max;
+                scores[kv * c->n_keys + i] += max / group;
+            }
+        }
+    }
+    free(a);
+    free(s);
+}
+
+Test(window_scores, match_the_formula_everywhere)
+{
+    static const struct window_case cases[] = {
+        {9, 3, 64, 32, 300, 7, false}, {9, 3, 64, 32, 1100, 7, false}, {8, 2, 96, 16, 2061, 5, true}, {4, 4, 128, 8, 1024, 1, false}, {3, 1, 80, 20, 20, 7, false},
+        {2, 1, 64, 1, 1, 127, false},  {6, 2, 32, 13, 1037, 127, true},
+    };
+    struct fixture f;
+    fixture_open(&f);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct window_case *c = &cases[i];
+        struct ref_rng rng = {60 + i};
+        int64_t stride = (c->n_keys + 3) * c->d;
+        size_t n = (size_t)(c->n_kv_heads * c->n_keys);
+        float *q = random_floats(&rng, (size_t)c->n_window * c->n_heads * c->d, 2), *first = aligned_zeros(sizeof(float) * n), *scores = aligned_zeros(sizeof(float) * n);
+        uint16_t *k = random_bf16(&rng, (size_t)(stride * c->n_kv_heads), 1);
+        double *expected = aligned_zeros(sizeof(double) * n);
+        reference_scores(c, q, k, stride, expected);
+        struct window_score_params p = {.q = q, .n_window = c->n_window, .k = k, .head_stride = stride, .n_keys = c->n_keys, .n_heads = c->n_heads,
+                                        .n_kv_heads = c->n_kv_heads, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .pool = c->pool,
+                                        .pool_after_group = c->pool_after_group};
+        for (int dev = 0; dev < f.n; dev++) {
+            p.scores = dev ? scores : first;
+            cr_assert_eq(f.ops->window_scores(f.devices[dev].stream, &p), 0);
+            for (size_t j = 0; dev == 0 && j < n; j++)
+                cr_assert_float_eq(first[j], expected[j], 2e-5 * expected[j] + 1e-9, "case %zu, %zu: %g, not %g", i, j, first[j], expected[j]);
+            cr_assert(dev == 0 || memcmp(first, scores, sizeof(float) * n) == 0);
+        }
+        free(q), free(k), free(first), free(scores), free(expected);
+    }
+    fixture_close(&f);
+}
+
+Test(window_scores, refuse_impossible_shapes)
+{
+    struct fixture f;
+    fixture_open(&f);
+    float q[64] = {0}, scores[4];
+    uint16_t k[64] = {0};
+    struct window_score_params good = {.q = q, .n_window = 1, .k = k, .head_stride = 64, .n_keys = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64, .scale = 1, .pool = 7, .scores = scores};
+    struct window_score_params p = good;
+    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), 0);
+    cr_assert_eq(scores[0], 1);
+    p = good, p.pool = 4;
+    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -EINVAL);
+    p = good, p.n_window = 2;
+    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -EINVAL);
+    p = good, p.pool = 129;
+    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -ENOTSUP);
+    p = good, p.head_dim = 20;
+    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -ENOTSUP);
+    fixture_close(&f);
+}
+
+static const float *sort_scores;
+
+static int by_score(const void *a, const void *b)
+{
+    int32_t i = *(const int32_t *)a, j = *(const int32_t *)b;
+    float x = isnan(sort_scores[i]) ? -INFINITY : sort_scores[i], y = isnan(sort_scores[j]) ? -INFINITY : sort_scores[j];
+    return x > y ? -1 : x < y ? 1 : i < j ? -1 : 1;
+}
+
+static int by_index(const void *a, const void *b)
+{
+    return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1;
+}
+
+/* Scores of every kind: ties, both zeros, infinities, NaN, subnormals, all equal. */
+static float odd_score(struct ref_rng *rng, int kind)
+{
+    static const float special[] = {0, -0.0f, INFINITY, -INFINITY, NAN, 1e-42f, -1e-42f, 3.4e38f, -3.4e38f, 1};
+    switch (kind) {
+    case 0:
+        return (float)ref_gaussian(rng);
+    case 1:
+        return (float)(int)(5 * ref_uniform(rng));
+    case 2:
+        return special[(int)(10 * ref_uniform(rng))];
+    case 3:
+        return 0.25f;
+    default:
+        return (float)exp(-40 * ref_uniform(rng));
+    }
+}
+
+Test(topk, equals_a_sort)
+{
+    static const int64_t sizes[] = {1, 2, 17, 256, 1000, 8001};
+    struct fixture f;
+    fixture_open(&f);
+    struct ref_rng rng = {12};
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+        for (int kind = 0; kind < 5; kind++) {
+            int64_t n = sizes[i], ks[] = {0, 1, n / 3, n - 1, n};
+            float *scores = aligned_zeros(sizeof(float) * (size_t)(2 * n));
+            int32_t *sorted = aligned_zeros(sizeof(int32_t) * (size_t)n), *indices = aligned_zeros(sizeof(int32_t) * (size_t)(2 * n + 1));
+            for (int64_t j = 0; j < 2 * n; j++)
+                scores[j] = odd_score(&rng, kind);
+            for (size_t j = 0; j < ARRAY_LEN(ks); j++) {
+                cr_assert_eq(f.ops->topk(f.devices[f.n - 1].stream, scores, 2, n, ks[j], indices), 0);
+                for (int row = 0; row < 2; row++) {
+                    sort_scores = scores + row * n;
+                    for (int32_t x = 0; x < n; x++)
+                        sorted[x] = x;
+                    qsort(sorted, (size_t)n, sizeof *sorted, by_score);
+                    qsort(sorted, (size_t)ks[j], sizeof *sorted, by_index);
+                    cr_assert_eq(memcmp(sorted, indices + row * ks[j], sizeof *sorted * (size_t)ks[j]), 0, "n %ld k %ld kind %d", (long)n, (long)ks[j], kind);
+                }
+            }
+            free(scores), free(sorted), free(indices);
+        }
+    float one = 1;
+    int32_t index;
+    cr_assert_eq(f.ops->topk(f.devices[0].stream, &one, 1, 1, 2, &index), -EINVAL);
+    fixture_close(&f);
+}
+
+Test(gather_rows, copies_the_rows)
+{
+    enum { ROWS = 1000, D = 80 };
+    struct fixture f;
+    fixture_open(&f);
+    struct ref_rng rng = {12};
+    uint16_t *k = random_bf16(&rng, ROWS * D, 1), *v = random_bf16(&rng, ROWS * D, 1), *dk = aligned_zeros(ROWS * D * 2), *dv = aligned_zeros(ROWS * D * 2);
+    int32_t indices[ROWS];
+    for (int i = 0; i < ROWS; i++)
+        indices[i] = (int32_t)(ROWS * ref_uniform(&rng));
+    for (int dev = 0; dev < f.n; dev++) {
+        memset(dk, 0, ROWS * D * 2);
+        cr_assert_eq(f.ops->gather_rows(f.devices[dev].stream, k, v, indices, ROWS - 3, D, dk, dv), 0);
+        for (int i = 0; i < ROWS - 3; i++) {
+            cr_assert_eq(memcmp(dk + i * D, k + indices[i] * D, D * 2), 0);
+            cr_assert_eq(memcmp(dv + i * D, v + indices[i] * D, D * 2), 0);
+        }
+        cr_assert_eq(dk[(ROWS - 3) * D], 0);
+    }
+    free(k), free(v), free(dk), free(dv);
+    fixture_close(&f);
+}
