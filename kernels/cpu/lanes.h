@@ -31,7 +31,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Vector code needs its small functions inlined. The plain version is the reference and need not be fast, and sanitizers blow inlined bodies up a hundredfold: there it
+ * would only cost minutes of compile time. */
+#if defined(__SANITIZE_ADDRESS__) || defined(TIDEPOOL_SANITIZED)
+#define ALWAYS_INLINE static __attribute__((noinline, unused))
+#elif CPU_ISA_BUILD == 0
+#define ALWAYS_INLINE static inline __attribute__((unused))
+#else
 #define ALWAYS_INLINE static inline __attribute__((always_inline, unused))
+#endif
 #define LANES 16
 
 /* In front of a loop with a small constant count that must become straight code, so that its vectors stay in registers. */
