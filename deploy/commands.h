@@ -3,3 +3,4 @@
 
 int serve_command(int argc, char **argv);
 int chat_command(int argc, char **argv);
+int tokenize_command(int argc, char **argv);

@@ -11,6 +11,7 @@ static const struct {
 } commands[] = {
     {"serve", serve_command, "serve a model over an OpenAI-compatible API"},
     {"chat", chat_command, "talk to a running server from the terminal"},
+    {"tokenize", tokenize_command, "turn text into a model's token ids, or ids into text"},
 };
 
 static int usage(FILE *out, int status)

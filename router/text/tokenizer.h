@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define TOKEN_NONE (-1)
-#define TOKENIZER_TEXT_MAX ((size_t)256 << 20) /* bytes of one text to encode */
+#define TOKENIZER_TEXT_MAX ((size_t)64 << 20) /* bytes of one text to encode */
 
 struct tokenizer;
 
