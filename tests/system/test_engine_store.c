@@ -1,6 +1,7 @@
 /* Engines over a real kvstore process: what one worker has computed another one finds, and a store that dies costs nothing but reuse. */
+#include "proto/base/clock.h"
+#include "tests/system/store_fixture.h"
 #include "tests/unit/engine_fixture.h"
-#include "tests/unit/store_process.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,18 +11,16 @@ enum { N_PROMPT = 900, N_DECODE = 280, N_TOKENS = N_PROMPT + N_DECODE, N_ROWS = 
 static int32_t tokens[N_TOKENS];
 static const struct fixture_run run = {.tokens = tokens, .n_prompt = N_PROMPT, .n_decode = N_DECODE};
 static struct fixture f;
-static struct store_process store;
-static struct loop *loop;
+static struct store_fixture store;
 static struct kv_client *client, *other;
 
 static void setup(void)
 {
     fixture_tokens(21, tokens, N_TOKENS);
     cr_assert(fixture_open(&f, (struct fixture_params){0}));
-    store_process_start(&store, "64M");
-    cr_assert(loop_create(&loop) >= 0);
-    client = store_process_client(&store, loop, "w0");
-    other = store_process_client(&store, loop, "w1");
+    store_fixture_init(&store, "64M", 30);
+    client = store_fixture_client(&store, "w0");
+    other = store_fixture_client(&store, "w1");
 }
 static void teardown(void)
 {
@@ -29,10 +28,19 @@ static void teardown(void)
     fixture_close(&f);
     kv_client_free(other);
     kv_client_free(client);
-    loop_free(loop);
-    store_process_end(&store);
+    store_fixture_fini(&store);
 }
 TestSuite(engine_store, .init = setup, .fini = teardown, .timeout = 100);
+
+static void wait_connected(const struct kv_client *c, bool connected)
+{
+    const uint64_t end_us = clock_now_us() + STORE_WAIT_US;
+    struct kv_store_info info;
+    for (kv_client_info(c, &info); info.connected != connected; kv_client_info(c, &info)) {
+        cr_assert(clock_now_us() < end_us, "%s", info.error.text);
+        loop_poll(store.loop);
+    }
+}
 
 static float *alone(const struct engine_config *config)
 {
@@ -47,7 +55,7 @@ static void decode_and_compare(struct engine *engine, struct sequence *seq, cons
     for (int i = from; i < to; i++) {
         fixture_decode(engine, seq, tokens[N_PROMPT + i]);
         fixture_expect_same(want + (size_t)(i + 1) * TINY_VOCAB, sequence_logits(seq), 1, "decode");
-        loop_poll(loop);
+        loop_poll(store.loop);
     }
 }
 
@@ -90,17 +98,17 @@ Test(engine_store, test_store_killed_during_prefill_and_back)
     cr_assert(sequence_create(engine, &request, &seq, &err) >= 0, "%s", err.text);
     for (int i = 0; i < 9; i++)
         cr_assert(sequence_prefill_step(seq) == 1);
-    store_process_kill(&store);
+    store_fixture_kill(&store);
     while (sequence_prefill_step(seq) > 0)
-        loop_poll(loop);
+        loop_poll(store.loop);
     fixture_expect_same(want, sequence_logits(seq), 1, "store killed");
     decode_and_compare(engine, seq, want, 0, 140);
 
     /* A new store on the same socket: the running sequence keeps its old mapping, new ones use the new pool. */
-    store_process_restart(&store, "64M");
-    store_process_wait(loop, client, false);
-    store_process_wait(loop, client, true);
-    store_process_wait(loop, other, true);
+    store_fixture_restart(&store);
+    wait_connected(client, false);
+    wait_connected(client, true);
+    wait_connected(other, true);
     decode_and_compare(engine, seq, want, 140, N_DECODE);
     struct sequence_stats cold = run_with(client, &config, want), warm = run_with(other, &config, want);
     cr_expect(cold.n_cached == 0 && warm.n_cached == 768);
@@ -118,7 +126,7 @@ Test(engine_store, test_store_killed_while_decoding)
     struct sequence *seq = fixture_prefilled(engine, &run);
     struct sequence_stats stats;
     decode_and_compare(engine, seq, want, 0, 30);
-    store_process_kill(&store);
+    store_fixture_kill(&store);
     decode_and_compare(engine, seq, want, 30, N_DECODE);
     sequence_stats(seq, &stats);
     cr_expect(stats.n_cached == 768 && stats.private_blocks > 0, "blocks made since then are private");
@@ -131,16 +139,14 @@ Test(engine_store, test_store_killed_while_decoding)
 Test(engine_store, test_pool_too_small)
 {
     struct engine_config config = fixture_config();
-    float *want = alone(&config);
     kv_client_free(client);
     kv_client_free(other);
-    store_process_end(&store);
-    store_process_start(&store, "1M");
-    client = store_process_client(&store, loop, "w0");
-    other = store_process_client(&store, loop, "w1");
+    store_fixture_fini(&store);
+    store_fixture_init(&store, "1M", 30);
+    client = store_fixture_client(&store, "w0");
+    other = store_fixture_client(&store, "w1");
     config.format = KV_FORMAT_BF16;
-    free(want);
-    want = alone(&config);
+    float *want = alone(&config);
     struct sequence_stats cold = run_with(client, &config, want), warm = run_with(other, &config, want);
     cr_expect(cold.private_blocks > 0 && cold.bytes_to_pool > 0, "%d private, %llu bytes written", cold.private_blocks, (unsigned long long)cold.bytes_to_pool);
     cr_expect(warm.n_cached > 0 && warm.n_cached < 768, "%d cached", warm.n_cached);
