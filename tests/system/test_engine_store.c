@@ -135,7 +135,7 @@ Test(engine_store, test_store_killed_while_decoding)
     free(want);
 }
 
-/* A pool too small for the prompt: some blocks are granted, the rest is private. */
+/* Another sequence holds most of a small pool: some blocks are granted, the rest is private. */
 Test(engine_store, test_pool_too_small)
 {
     struct engine_config config = fixture_config();
@@ -147,7 +147,13 @@ Test(engine_store, test_pool_too_small)
     other = store_fixture_client(&store, "w1");
     config.format = KV_FORMAT_BF16;
     float *want = alone(&config);
+    struct engine *engine = fixture_engine(&f, &config, other);
+    static int32_t more[N_PROMPT];
+    fixture_tokens(22, more, N_PROMPT);
+    struct sequence *holder = fixture_prefilled(engine, &(struct fixture_run){.tokens = more, .n_prompt = N_PROMPT});
     struct sequence_stats cold = run_with(client, &config, want), warm = run_with(other, &config, want);
+    sequence_free(holder);
+    engine_free(engine);
     cr_expect(cold.private_blocks > 0 && cold.bytes_to_pool > 0, "%d private, %llu bytes written", cold.private_blocks, (unsigned long long)cold.bytes_to_pool);
     cr_expect(warm.n_cached > 0 && warm.n_cached < 768, "%d cached", warm.n_cached);
     free(want);
