@@ -274,8 +274,8 @@ static int run_all(struct bench *b, struct error *err)
                values[b->o.values], orders[b->o.order], (long long)b->o.budget, (long long)b->o.recent, (long long)b->o.fetch, (long long)b->o.chunk);
     if (!b->o.ids)
         return run_random(b, err);
-    int32_t *ids;
-    int n;
+    int32_t *ids = NULL;
+    int n = 0;
     r = read_ids(b->o.ids, b->model->config.n_vocab, &ids, &n, err);
     if (r < 0)
         return r;
