@@ -157,6 +157,16 @@ struct sample_result {
     int n_top;
 };
 
+/* What a caller will ask of the ops at most; 0: never. */
+struct op_bounds {
+    int n_heads, n_kv_heads, head_dim, n_vocab;
+    int n_items;             /* attn_decode: items a call, */
+    int n_rows[2];           /*   fast rows of an item, */
+    int n_pages, fetch_pages; /*  sub-pages of an item */
+    int64_t n_keys;          /* window_scores */
+    int n_window;
+};
+
 struct kernel_ops {
     /* Bytes of the packed form, and packing from the file's bytes (rows of n_cols, GGUF block order). n_cols must be a multiple of the dtype's block (1, 32 or 256). */
     size_t (*weight_bytes)(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols);
@@ -186,6 +196,9 @@ struct kernel_ops {
     int (*block_encode)(struct stream *s, const struct block_params *p, bool attended);
     /* The other way: slice to k and v; the very values that block_encode(attended) left. */
     int (*block_decode)(struct stream *s, const struct block_params *p);
+
+    /* Most bytes of MEM_WORKSPACE that an op holds in the arena during one call within the bounds (ops run one at a time), beside the device's fixed_bytes. Pure. */
+    size_t (*scratch_bytes)(struct stream *s, const struct op_bounds *bounds);
 
     /* One row of logits [n_vocab]; not changed. */
     int (*sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);

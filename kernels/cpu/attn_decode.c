@@ -196,6 +196,20 @@ static int wave_size(const struct attn_decode_params *p, int first, size_t *ret_
     return n;
 }
 
+/* As wave_size counts, for items that are all as large as they may be. */
+size_t ISA(attn_decode_scratch)(const struct op_bounds *b)
+{
+    struct attn_decode_item item = {.rows = {{.n = b->n_rows[0]}, {.n = b->n_rows[1]}}, .n_pages = b->n_pages, .fetch_pages = b->fetch_pages};
+    struct decode_state st;
+    if (b->n_items == 0)
+        return 0;
+    const size_t own = state_init(&st, &item, b->n_heads / b->n_kv_heads, b->head_dim, NULL);
+    const int first = state_units(&st, false), second = state_units(&st, true);
+    const size_t one = own + sizeof(struct decode_state) + (size_t)(first > second ? first : second) * sizeof(struct decode_unit);
+    const size_t all = one * (size_t)b->n_items, wave = one > WAVE_BYTES ? one : WAVE_BYTES;
+    return (all < wave ? all : wave) + 128;
+}
+
 static void wave_run(struct stream *s, struct decode_wave *w, int n_items, bool second)
 {
     int64_t n_units = 0;

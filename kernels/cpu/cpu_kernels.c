@@ -62,6 +62,11 @@ static int block_decode(struct stream *s, const struct block_params *p)
     return s->device->ops->block_decode(s, p);
 }
 
+static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
+{
+    return s->device->ops->scratch_bytes(s, bounds);
+}
+
 const struct kernel_ops *cpu_kernel_ops(void)
 {
     static const struct kernel_ops ops = {
@@ -79,6 +84,7 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .gather_rows = gather_rows,
         .block_encode = block_encode,
         .block_decode = block_decode,
+        .scratch_bytes = scratch_bytes,
     };
     return &ops;
 }

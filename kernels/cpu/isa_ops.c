@@ -3,6 +3,15 @@
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/ops.h"
 
+/* The ops that are not named here work in the threads' own scratch. */
+static size_t scratch_bytes(struct stream *s, const struct op_bounds *b)
+{
+    const size_t decode = ISA(attn_decode_scratch)(b), window = ISA(window_scores_scratch)(b), sample = ISA(sample_scratch)(b);
+    const size_t most = decode > window ? decode : window;
+    (void)s;
+    return most > sample ? most : sample;
+}
+
 const struct kernel_ops ISA(cpu_ops) = {
     .matmul = ISA(matmul),
     .embed = ISA(embed),
@@ -16,4 +25,5 @@ const struct kernel_ops ISA(cpu_ops) = {
     .gather_rows = ISA(gather_rows),
     .block_encode = ISA(block_encode),
     .block_decode = ISA(block_decode),
+    .scratch_bytes = scratch_bytes,
 };

@@ -162,6 +162,12 @@ static int report(const float *logits, int n_vocab, const struct sample_params *
     return 0;
 }
 
+/* The adjusted row and, while it is cut, at most every token as a candidate. */
+size_t ISA(sample_scratch)(const struct op_bounds *b)
+{
+    return (size_t)b->n_vocab * (sizeof(float) + sizeof(struct cut_candidate));
+}
+
 int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
 {
     int r = check(p, n_vocab);

@@ -212,17 +212,41 @@ static int check(const struct window_score_params *p)
     return 0;
 }
 
+/* The scaled queries, and (m, l) of each query in each segment. */
+static size_t scratch_floats(const struct window_args *a, size_t *ret_q_floats)
+{
+    const struct window_score_params *p = a->p;
+    *ret_q_floats = (size_t)p->n_kv_heads * (size_t)a->n_rows * (size_t)p->head_dim;
+    return *ret_q_floats + (size_t)p->n_kv_heads * (size_t)a->n_segments * (size_t)a->n_rows * 2;
+}
+
+static struct window_args make_args(struct stream *s, const struct window_score_params *p)
+{
+    const int group = p->n_heads / p->n_kv_heads;
+    return (struct window_args){
+        .p = p, .stream = s, .group = group, .n_segments = (p->n_keys + SEGMENT_KEYS - 1) / SEGMENT_KEYS, .n_rows = p->n_window * group};
+}
+
+size_t ISA(window_scores_scratch)(const struct op_bounds *b)
+{
+    const struct window_score_params p = {
+        .n_window = b->n_window, .n_keys = b->n_keys, .n_heads = b->n_heads, .n_kv_heads = b->n_kv_heads, .head_dim = b->head_dim};
+    size_t q_floats;
+    if (b->n_window == 0)
+        return 0;
+    const struct window_args a = make_args(NULL, &p);
+    return sizeof(float) * scratch_floats(&a, &q_floats);
+}
+
 int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
 {
     int r = check(p);
     if (r < 0)
         return r;
-    struct window_args a = {.p = p, .stream = s, .group = p->n_heads / p->n_kv_heads, .n_segments = (p->n_keys + SEGMENT_KEYS - 1) / SEGMENT_KEYS};
-    a.n_rows = p->n_window * a.group;
-    size_t q_floats = (size_t)p->n_kv_heads * (size_t)a.n_rows * (size_t)p->head_dim;
-    size_t ml_floats = (size_t)p->n_kv_heads * (size_t)a.n_segments * (size_t)a.n_rows * 2;
+    struct window_args a = make_args(s, p);
+    size_t q_floats, n_floats = scratch_floats(&a, &q_floats);
     void *memory;
-    r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, sizeof(float) * (q_floats + ml_floats), &memory);
+    r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, sizeof(float) * n_floats, &memory);
     if (r < 0)
         return r;
     a.q = memory;

@@ -325,9 +325,7 @@ Test(engine_pool, test_admission_when_the_pool_is_full)
     struct error err;
     struct sequence *seq;
     struct engine *engine = fixture_engine(&f, &config, store);
-    struct device_memory_stats stats;
-    f.dev->memory_stats(f.device, &stats);
-    const size_t fixed = stats.total_now - f.at_start.total_now, need = engine_sequence_bytes(engine, N_PROMPT, 0);
+    const size_t fixed = engine_workspace_bytes(engine), need = engine_sequence_bytes(engine, N_PROMPT, 0);
     engine_free(engine);
     config.memory_limit = fixed + need;
     engine = fixture_engine(&f, &config, store);

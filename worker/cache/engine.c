@@ -56,6 +56,31 @@ static void make_fingerprint(struct engine *engine)
     crypto_generichash(engine->fingerprint, sizeof(engine->fingerprint), (const uint8_t *)&in, sizeof(in), NULL, 0);
 }
 
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* The most that an op takes from the arena for the time of its call. */
+static size_t op_scratch_bytes(const struct engine *engine)
+{
+    const struct engine_config *config = &engine->config;
+    const struct model_config *c = &engine->model->config;
+    const struct op_bounds bounds = {
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .n_vocab = c->n_vocab,
+        .n_items = config->max_batch * c->n_kv_heads,
+        .n_rows = {min_int(config->budget, config->max_context), min_int(config->recent + BLOCK_TOKENS, config->max_context)},
+        .n_pages = config->max_context / SUBPAGE_TOKENS,
+        .fetch_pages = engine->fetch_pages,
+        .n_keys = config->max_context,
+        .n_window = config->selector->n_window,
+    };
+    return engine->model->ops->scratch_bytes(engine->model->stream, &bounds);
+}
+
 static int alloc_scratch(struct engine *engine)
 {
     const struct model_config *c = &engine->model->config;
@@ -70,7 +95,7 @@ static int alloc_scratch(struct engine *engine)
     engine->hidden = engine->scratch;
     engine->rope = engine->hidden + (hidden + 15) / 16 * 16;
     engine->logits = engine->rope + (rope + 15) / 16 * 16;
-    engine->fixed_bytes = bytes + engine->ws.bytes;
+    engine->fixed_bytes = bytes + engine->ws.bytes + op_scratch_bytes(engine);
     return 0;
 }
 
@@ -154,6 +179,11 @@ void engine_free(struct engine *engine)
     engine->model->dev->free(engine->model->device, engine->scratch);
     model_workspace_fini(&engine->ws, engine->model);
     free(engine);
+}
+
+size_t engine_workspace_bytes(const struct engine *engine)
+{
+    return engine->fixed_bytes;
 }
 
 void engine_fingerprint(const struct engine *engine, uint8_t ret_fingerprint[32])

@@ -64,7 +64,7 @@ struct engine {
     struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
     int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched */
 
-    size_t fixed_bytes;           /* workspace and scratch */
+    size_t fixed_bytes;           /* workspace, scratch, and what ops take for the time of a call */
     size_t committed_bytes;       /* promised to live sequences */
     int n_sequences;
 };
