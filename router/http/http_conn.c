@@ -32,6 +32,7 @@ struct conn {
     int fd;
     ino_t inode;
     enum conn_state state;
+    bool saw_nul;
     uint64_t deadline_us; /* CONN_READING and CONN_FLUSHING */
 };
 
@@ -49,10 +50,18 @@ static void start_reading(struct conn *conn)
     conn->deadline_us = clock_now_us() + (uint64_t)conn->conns->server->config.request_timeout_s * 1000000;
 }
 
+static bool added_has_nul(struct evbuffer *buffer, size_t n_added)
+{
+    struct evbuffer_ptr from;
+    return evbuffer_ptr_set(buffer, &from, evbuffer_get_length(buffer) - n_added, EVBUFFER_PTR_SET) == 0 &&
+           evbuffer_search(buffer, "", 1, &from).pos >= 0;
+}
+
 static void on_input(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *arg)
 {
-    (void)buffer;
     struct conn *conn = arg;
+    if (info->n_added > 0 && !conn->saw_nul)
+        conn->saw_nul = added_has_nul(buffer, info->n_added);
     if (conn->state != CONN_IDLE || info->n_added == 0)
         return;
     start_reading(conn);
@@ -187,6 +196,12 @@ void http_conns_busy(struct http_conns *conns, int fd)
         conn->state = CONN_BUSY;
 }
 
+bool http_conns_saw_nul(struct http_conns *conns, int fd)
+{
+    const struct conn *conn = conn_at(conns, fd);
+    return conn && conn->saw_nul;
+}
+
 void http_conns_flushing(struct http_conns *conns, int fd)
 {
     struct conn *conn = conn_at(conns, fd);
@@ -240,4 +255,16 @@ void http_conns_sweep(struct http_conns *conns)
             free(conn);
         }
     }
+}
+
+size_t http_conns_n_active(const struct http_conns *conns)
+{
+    size_t n = 0;
+    ino_t inode;
+    for (int fd = 0; fd < conns->n_fds; fd++) {
+        const struct conn *conn = conns->by_fd[fd];
+        if (conn && (conn->state == CONN_BUSY || conn->state == CONN_FLUSHING) && socket_inode(fd, &inode) && inode == conn->inode)
+            n++;
+    }
+    return n;
 }

@@ -25,6 +25,7 @@ struct http_link { /* of an intrusive list with a head */
 struct http_conns;
 
 struct http_server {
+    struct http_server *next;        /* of the process's */
     struct loop *loop;
     struct http_config config;
     struct evhttp *evhttp;
@@ -79,7 +80,10 @@ struct bufferevent *http_conns_accept(struct event_base *base, void *conns); /* 
 void http_conns_busy(struct http_conns *conns, int fd);     /* a whole request was read */
 void http_conns_flushing(struct http_conns *conns, int fd); /* the reply is written, not yet sent */
 void http_conns_idle(struct http_conns *conns, int fd, bool more); /* the reply was sent; `more`: the next request has begun to arrive */
+/* True if a NUL byte ever arrived: evhttp would cut a header's value there and go on, and no request of this API has one. */
+bool http_conns_saw_nul(struct http_conns *conns, int fd);
 void http_conns_sweep(struct http_conns *conns);
+size_t http_conns_n_active(const struct http_conns *conns); /* with a request in hand or a reply not yet sent */
 
 /* -- http_guard.c -- */
 /* NULL if the headers are sound, else why they are refused. */

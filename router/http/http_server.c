@@ -37,7 +37,10 @@ static void on_request(struct evhttp_request *req, void *arg)
     struct http_exchange *exchange = http_exchange_create(server, req);
     if (!exchange)
         return;
+    struct bufferevent *bev = evhttp_connection_get_bufferevent(evhttp_request_get_connection(req));
     const char *why = http_guard_check(req);
+    if (!why && http_conns_saw_nul(server->conns, bufferevent_getfd(bev)))
+        why = "the request has a NUL byte";
     if (why)
         refuse(exchange, 400, why);
     else if (evbuffer_get_length(evhttp_request_get_input_buffer(req)) > server->config.body_bytes_max)
@@ -48,10 +51,17 @@ static void on_request(struct evhttp_request *req, void *arg)
         server->config.handler(exchange, server->config.arg);
 }
 
+/* The servers of this process. evhttp has taken the listener's argument for itself, so an accept error has to find its server here. */
+static struct http_server *servers;
+
 /* Out of descriptors: accept reports the same error again at once for ever, so it pauses; open streams go on. */
 static void on_accept_error(struct evconnlistener *listener, void *arg)
 {
-    struct http_server *server = arg;
+    (void)arg;
+    struct http_server *server = servers;
+    while (server && server->listener != listener)
+        server = server->next;
+    ASSERT(server);
     evconnlistener_disable(listener);
     loop_timer_arm(server->resume_timer, ACCEPT_PAUSE_US);
 }
@@ -142,6 +152,8 @@ int http_server_create(struct loop *loop, const struct http_config *config, stru
         return error_set(err, -ENOMEM, "out of memory");
     server->loop = loop;
     server->config = *config;
+    server->next = servers;
+    servers = server;
     http_list_init(&server->open);
     http_list_init(&server->dirty);
     http_list_init(&server->streams);
@@ -173,6 +185,10 @@ void http_server_free(struct http_server *server)
     if (server->evhttp)
         evhttp_free(server->evhttp);
     http_conns_free(server->conns);
+    struct http_server **at = &servers;
+    while (*at != server)
+        at = &(*at)->next;
+    *at = server->next;
     loop_source_free(server->resume_timer);
     loop_source_free(server->flush_timer);
     loop_source_free(server->sweep_timer);
@@ -192,6 +208,11 @@ void http_server_drain(struct http_server *server)
 size_t http_server_n_open(const struct http_server *server)
 {
     return server->n_open;
+}
+
+size_t http_server_n_active(const struct http_server *server)
+{
+    return http_conns_n_active(server->conns);
 }
 
 uint64_t http_server_n_cut(const struct http_server *server)

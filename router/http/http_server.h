@@ -38,5 +38,7 @@ uint16_t http_server_port(const struct http_server *server);
 void http_server_drain(struct http_server *server);
 /* Exchanges that have not ended. */
 size_t http_server_n_open(const struct http_server *server);
+/* Connections with a request in hand or a reply that is not yet sent; walks all of them. */
+size_t http_server_n_active(const struct http_server *server);
 /* Streams that were cut because their reader was too slow, since the start. */
 uint64_t http_server_n_cut(const struct http_server *server);

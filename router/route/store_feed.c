@@ -119,8 +119,8 @@ static void apply(struct store_feed *feed, const Tidepool__Store__BlockEvents *e
         ask_snapshot(feed);
         return;
     }
+    remove_keys(feed, events->evicted, events->n_evicted); /* within a message these come first */
     add_keys(feed, events->stored, events->n_stored);
-    remove_keys(feed, events->evicted, events->n_evicted);
     feed->sequence = events->sequence;
 }
 
