@@ -18,7 +18,6 @@ packages=(
     build-essential cmake ninja-build pkg-config ccache git curl ca-certificates
     # libraries of the programs
     libevent-dev libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsodium-dev libxxhash-dev libonig-dev libutf8proc-dev
-    libseccomp-dev
     # chat templates; virtual environments for the model's package and the tests' clients
     python3 python3-jinja2 python3-venv python3-pip
     # libraries of the tests

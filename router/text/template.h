@@ -8,6 +8,7 @@
 #include "proto/base/loop.h"
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define TEMPLATE_BYTES_MAX ((size_t)1 << 20)    /* of a template */
 #define TEMPLATE_INPUT_MAX ((size_t)64 << 20)   /* of messages and options of one render */
@@ -25,12 +26,15 @@ struct template_config {
 };
 
 /* 0: `text` is the prompt. Otherwise `text` is the reason: -EINVAL what the template itself raised (a 400 for the client), or the error in the template;
- * -ETIMEDOUT the deadline; -ENOBUFS the output's limit; -EIO the helper died. `text` is valid during the call. */
+ * -ETIMEDOUT the deadline; -ENOBUFS the output's limit; -EIO the helper died. `text` is valid during the call. The callback may start and cancel renders, but not
+ * free the engine. */
 typedef void template_cb(void *arg, int code, const char *text, size_t len);
 
-/* Starts the helper and compiles the template: blocks for some 100 ms, at program start only. -EINVAL for a template that Jinja refuses, with its message;
+/* Starts the helper (an interpreter that can import jinja2: config's, the environment's, Debian's) and compiles the template: blocks for some 100 ms, at program start only. -EINVAL for a template that Jinja refuses, with its message;
  * -ENOENT when the interpreter or jinja2 is missing. */
 int template_engine_create(struct loop *loop, const struct template_config *config, struct template_engine **ret_engine, struct error *err);
+/* The helper's process, or -1 while there is none; for tests and metrics. */
+pid_t template_engine_pid(const struct template_engine *engine);
 void template_engine_free(struct template_engine *engine); /* renders that are waiting are dropped without a callback */
 
 /* `messages`: a JSON array. `options`: a JSON object whose members are variables of the template (add_generation_prompt, tools, documents,
