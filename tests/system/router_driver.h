@@ -1,0 +1,56 @@
+/* The router's end of the wire for tests of workers: a ROUTER socket, acknowledgements, heartbeats, requests, and a record of all answers. */
+#pragma once
+#include "proto/wire/engine.pb-c.h"
+#include "proto/wire/frame.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { DRIVER_WORKERS_MAX = 4, DRIVER_REQUESTS_MAX = 64, DRIVER_TOKENS_MAX = 4096, DRIVER_WAIT_MS = 60000, DRIVER_HEARTBEAT_MS = 100 };
+
+struct driver_worker {
+    char identity[256];
+    size_t n_identity;
+    char name[64];
+    uint32_t context_length, vocab_size, eos_id;
+    uint8_t store_uuid[16];
+    bool has_store;
+    int n_ready;                       /* Ready messages so far */
+    bool has_beat;
+    Tidepool__Engine__Heartbeat beat;  /* the last one */
+};
+
+struct driver_request {
+    uint32_t tokens[DRIVER_TOKENS_MAX];
+    float logprobs[DRIVER_TOKENS_MAX];
+    int n_tokens, first_index, n_top;  /* n_top: alternatives of the last token */
+    bool prefilled, finished, failed;
+    int n_prompt_logprobs;
+    uint32_t prompt_tokens, cached_tokens, completion_tokens, stop_id;
+    Tidepool__Engine__FinishReason reason;
+    Tidepool__Engine__Failed__Kind kind;
+    char text[256];
+};
+
+struct driver {
+    void *context, *socket;
+    uint64_t epoch, beat_us;
+    bool silent;                       /* neither acknowledges nor beats */
+    struct driver_worker workers[DRIVER_WORKERS_MAX];
+    int n_workers;
+    struct driver_request requests[DRIVER_REQUESTS_MAX]; /* by request id */
+};
+
+void driver_open(struct driver *d, const char *endpoint);
+void driver_close(struct driver *d);
+/* Handles messages for up to `ms`, or until the condition holds (NULL: the whole time). Returns whether it held. */
+bool driver_pump(struct driver *d, bool (*holds)(struct driver *d, uint64_t arg), uint64_t arg, int ms);
+/* The worker of that name, once it is ready. Fails the test at a deadline. */
+struct driver_worker *driver_worker(struct driver *d, const char *name);
+void driver_send(struct driver *d, struct driver_worker *w, enum engine_frame type, uint64_t id, const ProtobufCMessage *message);
+void driver_send_raw(struct driver *d, struct driver_worker *w, const void *header, size_t n_header, const void *body, size_t n_body);
+/* Waits until the request has finished or failed; fails the test at a deadline. */
+struct driver_request *driver_end(struct driver *d, uint64_t id);
+/* Waits until it has n tokens. */
+void driver_tokens(struct driver *d, uint64_t id, int n);
+void driver_cancel(struct driver *d, struct driver_worker *w, uint64_t id);

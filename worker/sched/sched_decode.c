@@ -1,0 +1,151 @@
+/* The answer: replay, sampling, decode steps and the end. */
+#include "worker/sched/scheduler_private.h"
+
+#include "proto/base/clock.h"
+#include <errno.h>
+
+static bool has_penalty(const struct sample_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
+}
+
+static bool is_stop(const struct job_params *p, int32_t token)
+{
+    for (int i = 0; i < p->n_stop_ids; i++) {
+        if (p->stop_ids[i] == token)
+            return true;
+    }
+    return false;
+}
+
+/* ---- the end ---- */
+
+static void finish(struct scheduler *s, struct job *job, enum job_end end, int32_t stop_id)
+{
+    uint64_t id = job->params.id;
+    struct sequence_stats stats;
+    struct job_finished finished;
+
+    sequence_stats(job->sequence, &stats);
+    finished = (struct job_finished){
+        .end = end,
+        .stop_id = stop_id,
+        .n_tokens = job->n_answer,
+        .bytes_from_pool = stats.bytes_from_pool,
+        .bytes_to_pool = stats.bytes_to_pool,
+        .pages_attended = stats.pages_attended,
+        .decode_us = clock_now_us() - job->prefilled_us,
+    };
+    job_list_remove(&s->running, job);
+    job_free(job);
+    s->config.sink.finished(s->config.sink.arg, id, &finished);
+}
+
+/* Takes `token` as the next one of the answer. Returns whether the job goes on. */
+static bool answer_add(struct scheduler *s, struct job *job, int32_t token)
+{
+    const struct job_params *p = &job->params;
+
+    bool stop = is_stop(p, token) && job->n_answer >= p->min_tokens;
+
+    job->n_answer++;
+    job->next_token = token;
+    if (stop) {
+        finish(s, job, JOB_END_STOP, token);
+        return false;
+    }
+    if (job->n_answer >= p->max_tokens) {
+        finish(s, job, JOB_END_LENGTH, 0);
+        return false;
+    }
+    if (has_penalty(&p->sampling) && token_counts_add_output(&job->counts, token) < 0) {
+        job_fail(s, &s->running, job, JOB_FAILED_INTERNAL, "no memory for the penalties");
+        return false;
+    }
+    return true;
+}
+
+/* ---- sampling ---- */
+
+static int counts_begin(struct job *job)
+{
+    const struct job_params *p = &job->params;
+
+    for (int i = 0; i < p->n_prompt && has_penalty(&p->sampling); i++) {
+        int rc = token_counts_add_prompt(&job->counts, p->prompt[i]);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int sample(struct scheduler *s, struct job *job, struct sample_result *ret_result)
+{
+    const struct job_params *p = &job->params;
+    struct sample_params params = p->sampling;
+
+    params.position = (uint64_t)p->n_prompt + (uint64_t)job->n_answer;
+    params.counts = job->counts.counts;
+    params.n_counts = job->counts.n;
+    if (job->n_answer < p->min_tokens) {
+        params.banned = p->stop_ids;
+        params.n_banned = p->n_stop_ids;
+    }
+    return s->config.ops->sample(s->config.stream, sequence_logits(job->sequence), s->config.n_vocab, &params, ret_result);
+}
+
+bool sched_advance(struct scheduler *s, struct job *job)
+{
+    const struct job_params *p = &job->params;
+    struct sample_result result;
+    int index = job->n_answer, rc;
+
+    if (index == 0 && counts_begin(job) < 0) {
+        job_fail(s, &s->running, job, JOB_FAILED_INTERNAL, "no memory for the penalties");
+        return false;
+    }
+    if (index < p->n_generated)
+        return answer_add(s, job, p->generated[index]);
+    rc = sample(s, job, &result);
+    if (rc < 0) {
+        (void)job_engine_failed(s, &s->running, job, rc, "sampling");
+        return false;
+    }
+    s->config.sink.token(s->config.sink.arg, p->id, index, &result);
+    return answer_add(s, job, result.token);
+}
+
+/* ---- steps ---- */
+
+static int step_failed(struct scheduler *s, int error)
+{
+    if (error == -ENOMEM) {
+        /* The sequences are as they were. The youngest gives way, so that the others can go on. */
+        return job_engine_failed(s, &s->running, s->running.last, error, "decode");
+    }
+    while (s->running.first) {
+        int rc = job_engine_failed(s, &s->running, s->running.first, error, "decode");
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+int sched_decode_step(struct scheduler *s)
+{
+    int n = 0, rc;
+
+    for (struct job *job = s->running.first; job; job = job->next) {
+        s->batch_jobs[n] = job;
+        s->batch[n] = job->sequence;
+        s->batch_tokens[n++] = job->next_token;
+    }
+    if (!n)
+        return 0;
+    rc = engine_decode(s->config.engine, s->batch, s->batch_tokens, n);
+    if (rc < 0)
+        return step_failed(s, rc);
+    for (int i = 0; i < n; i++)
+        (void)sched_advance(s, s->batch_jobs[i]);
+    return 0;
+}

@@ -1,0 +1,53 @@
+/* Shared by the files of the scheduler only. */
+#pragma once
+#include "worker/sched/scheduler.h"
+#include "worker/sched/token_counts.h"
+
+enum { SCHED_PREFILLS_MAX = 2 };
+
+struct job {
+    struct job *prev, *next;      /* in one of the scheduler's lists, in order of arrival */
+    struct job_params params;
+    struct sequence *sequence;    /* from the start of the prefill on */
+    struct token_counts counts;   /* filled when a penalty is on */
+    int n_answer;                 /* tokens of the answer that are known: replayed or sampled */
+    int32_t next_token;           /* the next one to append */
+    uint64_t submitted_us, started_us, prefilled_us, progress_us;
+};
+
+struct job_list {
+    struct job *first, *last;
+    int n;
+};
+
+struct scheduler {
+    struct scheduler_config config;
+    struct job_list waiting, prefilling, running;
+    struct job *unit_last;        /* the prefill that had the last unit, or NULL */
+    struct sequence **batch;      /* [max_running] scratch of a decode step */
+    int32_t *batch_tokens;
+    struct job **batch_jobs;
+    uint64_t progress;
+    bool draining;
+};
+
+void job_list_add(struct job_list *list, struct job *job);
+void job_list_remove(struct job_list *list, struct job *job);
+/* Prompt tokens that a job in `prefilling` has still to compute, by its units. */
+uint64_t job_prompt_left(const struct job *job);
+/* Frees the job, which is in no list. */
+void job_free(struct job *job);
+/* Takes the job from its list, tells the sink and frees it. */
+void job_fail(struct scheduler *s, struct job_list *list, struct job *job, enum job_failure failure, const char *text);
+/* An error of the engine: the job fails; -ENOMEM, -EINVAL and -ENOTSUP concern the job alone (0), others the device (the error). */
+int job_engine_failed(struct scheduler *s, struct job_list *list, struct job *job, int error, const char *what);
+
+/* sched_prefill.c: each returns 0 or the error of a broken device */
+int sched_start_waiting(struct scheduler *s);
+int sched_prefill_unit(struct scheduler *s);
+
+/* sched_decode.c */
+int sched_decode_step(struct scheduler *s);
+/* After the prompt or a token: samples the next token if it is time, tells the sink, and ends the job when the answer is complete. The job is in
+ * `running`. Returns whether it still is. */
+bool sched_advance(struct scheduler *s, struct job *job);

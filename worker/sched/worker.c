@@ -1,0 +1,260 @@
+#include "worker/sched/worker_private.h"
+
+#include "proto/base/base_assert.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+#include "worker/cache/selector.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STORE_CONNECT_US = 3000000, STORE_DEADLINE_US = 50000 };
+
+/* ---- parts ---- */
+
+static int open_device(struct worker *w, struct error *err)
+{
+    const struct worker_options *o = w->options;
+    struct device_config config = {.n_threads = (int)o->threads, .isa = (enum cpu_isa)o->isa};
+    int rc;
+
+    if (!config.n_threads) {
+        long n = sysconf(_SC_NPROCESSORS_ONLN);
+        config.n_threads = n < 1 ? 1 : n > 256 ? 256 : (int)n;
+    }
+    w->dev = cpu_device_ops();
+    rc = w->dev->open(&config, &w->device);
+    if (rc == -ENODEV)
+        return error_set(err, rc, "--isa: this processor does not have that instruction set");
+    if (rc == 0)
+        rc = w->dev->stream_create(w->device, &w->stream);
+    return rc < 0 ? error_set(err, rc, "device: %s", strerror(-rc)) : 0;
+}
+
+static int open_model(struct worker *w, struct error *err)
+{
+    const struct model_open_params params = {
+        .path = w->options->model, .dev = w->dev, .ops = cpu_kernel_ops(), .device = w->device, .stream = w->stream};
+    uint64_t started_us = clock_now_us();
+    const char *slash = strrchr(w->options->model, '/');
+    const struct model_config *c;
+    int rc = model_open(&params, &w->model, err);
+
+    if (rc < 0)
+        return rc;
+    c = &w->model->config;
+    w->limits = (struct job_limits){.n_vocab = c->n_vocab, .max_context = c->max_context};
+    if (w->options->context > c->max_context)
+        return error_set(err, -EINVAL, "--context %lld: this model allows at most %d", (long long)w->options->context, c->max_context);
+    if (w->options->context)
+        w->limits.max_context = (int)w->options->context;
+    for (int i = 0; i < c->n_eos; i++)
+        w->eos_ids[i] = (uint32_t)c->eos_ids[i];
+    snprintf(w->model_id, sizeof w->model_id, "%s", *c->name ? c->name : slash && slash[1] ? slash + 1 : w->options->model);
+    LOG_INFO("model_loaded", LOG_STR("path", w->options->model), LOG_STR("name", w->model_id), LOG_STR("arch", model_arch_name(c->arch)),
+             LOG_INT("layers", c->n_layers), LOG_INT("kv_heads", c->n_kv_heads), LOG_INT("head_dim", c->head_dim),
+             LOG_INT("context", c->max_context), LOG_INT("load_ms", (clock_now_us() - started_us) / 1000));
+    if (*c->note)
+        LOG_WARN("model_note", LOG_STR("note", c->note));
+    return 0;
+}
+
+static void store_changed(bool connected, void *arg)
+{
+    struct worker *w = arg;
+    struct kv_store_info info;
+
+    kv_client_info(w->store, &info);
+    if (connected)
+        LOG_INFO("store_connected", LOG_STR("store", w->options->store), LOG_INT("pool_bytes", info.pool_bytes));
+    else
+        LOG_WARN("store_lost", LOG_STR("error", info.error.text));
+    router_link_announce(w->link);
+}
+
+static int open_store(struct worker *w, struct error *err)
+{
+    const struct kv_client_config config = {
+        .socket_path = w->options->store, .name = w->options->name, .connect_timeout_us = STORE_CONNECT_US, .on_state = store_changed, .arg = w};
+    struct kv_store_info info;
+    int rc;
+
+    if (!w->options->store)
+        return 0;
+    rc = kv_client_create(w->loop, &config, &w->store, err);
+    if (rc < 0)
+        return rc;
+    kv_client_info(w->store, &info);
+    if (!info.connected)
+        LOG_WARN("store_missing", LOG_STR("error", info.error.text));
+    return 0;
+}
+
+static int open_engine(struct worker *w, struct error *err)
+{
+    const struct worker_options *o = w->options;
+    const struct engine_config config = {
+        .format = (enum kv_format)o->kv_format,
+        .selector = selector_find(o->selector),
+        .budget = (int)o->budget,
+        .recent = (int)o->recent,
+        .fetch = (int)o->fetch,
+        .chunk = (int)o->chunk,
+        .values = (enum prefill_values)o->prefill,
+        .order = (enum prefill_order)o->prefill_order,
+        .max_context = w->limits.max_context,
+        .max_batch = (int)o->max_running,
+        .reuse_generated = o->reuse_generated,
+        .memory_limit = (size_t)o->memory_limit,
+        .store_deadline_us = STORE_DEADLINE_US,
+    };
+    struct device_properties properties;
+    int rc;
+
+    if (!config.selector)
+        return error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
+    rc = engine_create(&config, w->model, w->store, &w->engine, err);
+    if (rc < 0)
+        return rc;
+    engine_fingerprint(w->engine, w->fingerprint);
+    w->dev->properties(w->device, &properties);
+    snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d, chunk %d", properties.name,
+             kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, config.chunk);
+    return 0;
+}
+
+static int open_schedule(struct worker *w, struct error *err)
+{
+    const struct scheduler_config config = {
+        .engine = w->engine,
+        .ops = w->model->ops,
+        .stream = w->stream,
+        .n_vocab = w->limits.n_vocab,
+        .max_running = (int)w->options->max_running,
+        .max_queue = (int)w->options->max_queue,
+        .sink = worker_sink(w),
+    };
+    const struct router_link_config link = {.endpoint = w->options->router, .name = w->options->name, .events = worker_link_events(w)};
+    int rc = scheduler_create(&config, &w->scheduler);
+
+    if (rc < 0)
+        return error_set(err, rc, "scheduler: %s", strerror(-rc));
+    return router_link_create(w->loop, &link, &w->link, err);
+}
+
+/* ---- signals ---- */
+
+static void on_stop_signal(int signal, void *arg)
+{
+    struct worker *w = arg;
+
+    if (!w->draining) {
+        worker_drain(w, signal == SIGTERM ? "SIGTERM" : "SIGINT");
+        return;
+    }
+    LOG_WARN("stopping", LOG_STR("why", "second signal"));
+    w->stopped = true;
+    loop_stop(w->loop);
+}
+
+static void on_usr1(int signal, void *arg)
+{
+    struct worker *w = arg;
+    struct device_memory_stats memory;
+
+    (void)signal;
+    w->dev->memory_stats(w->device, &memory);
+    for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
+        LOG_INFO("memory", LOG_STR("tag", mem_tag_name((enum mem_tag)tag)), LOG_INT("bytes", memory.now[tag]), LOG_INT("peak_bytes", memory.peak[tag]));
+    LOG_INFO("memory", LOG_STR("tag", "total"), LOG_INT("bytes", memory.total_now), LOG_INT("peak_bytes", memory.total_peak));
+}
+
+static int open_signals(struct worker *w, struct error *err)
+{
+    int rc = loop_signal_add(w->loop, SIGTERM, on_stop_signal, w, &w->signals[0]);
+
+    if (rc == 0)
+        rc = loop_signal_add(w->loop, SIGINT, on_stop_signal, w, &w->signals[1]);
+    if (rc == 0)
+        rc = loop_signal_add(w->loop, SIGUSR1, on_usr1, w, &w->signals[2]);
+    return rc < 0 ? error_set(err, rc, "signals: %s", strerror(-rc)) : 0;
+}
+
+/* ---- life ---- */
+
+int worker_create(const struct worker_options *options, struct worker **ret_worker, struct error *err)
+{
+    struct worker *w = calloc(1, sizeof *w);
+    int rc;
+
+    if (!w)
+        return error_set(err, -ENOMEM, "out of memory");
+    w->options = options;
+    rc = loop_create(&w->loop);
+    if (rc < 0) {
+        error_set(err, rc, "event loop: %s", strerror(-rc));
+        goto fail;
+    }
+    /* Signals come after the model: until then they end the process at once. */
+    rc = open_device(w, err);
+    if (rc == 0)
+        rc = open_model(w, err);
+    if (rc == 0)
+        rc = open_store(w, err);
+    if (rc == 0)
+        rc = open_engine(w, err);
+    if (rc == 0)
+        rc = open_schedule(w, err);
+    if (rc == 0)
+        rc = open_signals(w, err);
+    if (rc < 0)
+        goto fail;
+    LOG_INFO("worker_ready", LOG_STR("worker", options->name), LOG_STR("router", options->router), LOG_STR("engine", w->description),
+             LOG_INT("context", w->limits.max_context), LOG_INT("max_running", options->max_running));
+    *ret_worker = w;
+    return 0;
+fail:
+    worker_free(w);
+    return rc;
+}
+
+void worker_free(struct worker *w)
+{
+    if (!w)
+        return;
+    for (size_t i = 0; i < ARRAY_LEN(w->signals); i++)
+        loop_source_free(w->signals[i]);
+    scheduler_free(w->scheduler);
+    router_link_free(w->link);
+    engine_free(w->engine);
+    kv_client_free(w->store);
+    model_close(w->model);
+    if (w->stream)
+        w->dev->stream_free(w->stream);
+    if (w->device)
+        w->dev->close(w->device);
+    loop_free(w->loop);
+    free(w);
+}
+
+int worker_run(struct worker *w)
+{
+    while (!w->stopped && !(w->draining && !scheduler_has_work(w->scheduler))) {
+        int rc = scheduler_has_work(w->scheduler) ? loop_poll(w->loop) : loop_run(w->loop);
+        if (rc < 0) {
+            LOG_ERROR("loop_failed", LOG_STR("error", strerror(-rc)));
+            return 1;
+        }
+        if (!scheduler_has_work(w->scheduler))
+            continue;
+        rc = scheduler_step(w->scheduler);
+        if (rc < 0) {
+            LOG_ERROR("engine_failed", LOG_STR("error", strerror(-rc)));
+            return 1;
+        }
+    }
+    return w->stopped && scheduler_has_work(w->scheduler);
+}

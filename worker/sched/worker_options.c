@@ -1,0 +1,64 @@
+#include "worker/sched/worker_options.h"
+
+#include "proto/base/base_assert.h"
+
+/* In the order of enum kv_format, prefill_values, prefill_order, cpu_isa, log_level and log_format. */
+static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
+static const char *const prefills[] = {"consistent", "exact", NULL};
+static const char *const prefill_orders[] = {"layer", "chunk", NULL};
+static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
+static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
+static const char *const log_formats[] = {"logfmt", "json", NULL};
+
+#define FIELD(name) .offset = offsetof(struct worker_options, name)
+static const struct option_spec specs[] = {
+    {.name = "model", .kind = OPTION_STR, FIELD(model), .metavar = "PATH",
+     .help = "GGUF file, or a folder with config.json and *.safetensors"},
+    {.name = "router", .kind = OPTION_STR, FIELD(router), .metavar = "ENDPOINT", .help = "ZeroMQ endpoint of the router"},
+    {.name = "store", .kind = OPTION_STR, FIELD(store), .optional = true, .metavar = "PATH",
+     .help = "unix socket of the kvstore; without it nothing is shared"},
+    {.name = "name", .kind = OPTION_STR, FIELD(name), .fallback = "worker-0", .metavar = "NAME", .help = "name among the router's workers"},
+    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats,
+     .help = "what the pool holds: 8-bit keys and 4-bit values, 8 and 8, or bf16 (exact)"},
+    {.name = "selector", .kind = OPTION_STR, FIELD(selector), .fallback = "snapkv", .metavar = "NAME",
+     .help = "who chooses the entries that stay in the fast tier: snapkv, streaming"},
+    {.name = "budget", .kind = OPTION_INT, FIELD(budget), .fallback = "256", .min = 0, .max = 1 << 20, .metavar = "N",
+     .help = "fast tier: kept entries per layer and KV head"},
+    {.name = "recent", .kind = OPTION_INT, FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 20, .metavar = "N",
+     .help = "fast tier: newest tokens per layer and KV head"},
+    {.name = "fetch", .kind = OPTION_INT, FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N|all",
+     .help = "slow tokens attended per step, layer and KV head"},
+    {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N",
+     .help = "prompt tokens computed at a time"},
+    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills,
+     .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
+    {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_orders,
+     .help = "layer-major, or the chunk-major baseline"},
+    {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N",
+     .help = "compute threads; 0: one a processor"},
+    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas,
+     .help = "instruction set of the CPU kernels; all give the same bits"},
+    {.name = "max-running", .kind = OPTION_INT, FIELD(max_running), .fallback = "8", .min = 1, .max = 256, .metavar = "N",
+     .help = "sequences decoded as one batch"},
+    {.name = "max-queue", .kind = OPTION_INT, FIELD(max_queue), .fallback = "64", .min = 0, .max = 100000, .metavar = "N",
+     .help = "requests that may wait in this worker"},
+    {.name = "context", .kind = OPTION_INT, FIELD(context), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "N",
+     .help = "longest prompt and answer in tokens; 0: the model's own"},
+    {.name = "memory-limit", .kind = OPTION_BYTES, FIELD(memory_limit), .fallback = "0", .min = 0, .max = INT64_MAX, .metavar = "BYTES",
+     .help = "device memory beyond the weights; 0: no limit"},
+    {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off",
+     .help = "blocks made while decoding may serve other prompts"},
+    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_levels, .help = "least level that is logged"},
+    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_formats, .help = "form of a log line"},
+};
+#undef FIELD
+
+const struct option_set worker_option_set = {
+    .program = "tidepool-worker",
+    .summary = "Runs a model for a router: layer-major prefill, a fast tier of fixed size, the rest in the host's pool.",
+    .examples = "  tidepool-worker --model models/SmolLM2-135M-Instruct.Q4_1.gguf \\\n"
+                "      --router ipc:///run/user/1000/tidepool/router.sock --store /run/user/1000/tidepool/kvstore.sock\n"
+                "  tidepool-worker --model /models/llama --router tcp://10.0.0.1:5555 --name gpu-0 --budget 4096 --fetch all\n",
+    .specs = specs,
+    .n_specs = ARRAY_LEN(specs),
+};

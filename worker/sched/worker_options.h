@@ -1,0 +1,13 @@
+/* Command line of tidepool-worker. */
+#pragma once
+#include "proto/base/options.h"
+#include <stdint.h>
+
+struct worker_options {
+    const char *model, *router, *store, *name, *selector;
+    int kv_format, prefill, prefill_order, isa, log_level, log_format;
+    int64_t budget, recent, fetch, chunk, threads, max_running, max_queue, context, memory_limit;
+    bool reuse_generated;
+};
+
+extern const struct option_set worker_option_set;

@@ -1,0 +1,51 @@
+/* tidepool-worker: one process a device. Everything is in worker/sched/worker.h. */
+#include "proto/base/log.h"
+#include "worker/sched/worker.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* One line with every option as it is in effect. */
+static void log_options(const struct worker_options *options)
+{
+    const struct option_set *set = &worker_option_set;
+    char values[64][256];
+    struct log_field fields[64];
+    size_t n = 0;
+
+    ASSERT(set->n_specs <= ARRAY_LEN(fields));
+    for (size_t i = 0; i < set->n_specs; i++) {
+        if (options_format(&set->specs[i], options, values[n], sizeof values[n]) < 0)
+            continue;
+        fields[n] = LOG_STR(set->specs[i].name, values[n]);
+        n++;
+    }
+    log_write(LOG_LEVEL_INFO, "configuration", fields, n);
+}
+
+int main(int argc, char **argv)
+{
+    struct worker_options options;
+    struct worker *worker = NULL;
+    struct error err = {""};
+    int status, rc = options_parse(&worker_option_set, argc, argv, &options, NULL, &err);
+
+    if (rc == 1)
+        return 0;
+    if (rc < 0) {
+        fprintf(stderr, "tidepool-worker: %s\n", err.text);
+        return 2;
+    }
+    log_init("worker", (enum log_level)options.log_level, (enum log_format)options.log_format);
+    signal(SIGPIPE, SIG_IGN);
+    log_options(&options);
+    rc = worker_create(&options, &worker, &err);
+    if (rc < 0) {
+        LOG_ERROR("start_failed", LOG_STR("error", err.text));
+        return 1;
+    }
+    status = worker_run(worker);
+    worker_free(worker);
+    LOG_INFO("stopped", LOG_INT("status", status));
+    return status;
+}
