@@ -22,6 +22,16 @@ static int silu_mul(struct stream *s, const float *gate, const float *up, int64_
     return s->device->ops->silu_mul(s, gate, up, n, dim, out);
 }
 
+static int rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table)
+{
+    return s->device->ops->rope_table(s, inv_freq, n_freq, factor, positions, n, table);
+}
+
+static int qkv_finish(struct stream *s, const struct qkv_params *p)
+{
+    return s->device->ops->qkv_finish(s, p);
+}
+
 static int attn_prefill(struct stream *s, const struct attn_prefill_params *p)
 {
     return s->device->ops->attn_prefill(s, p);
@@ -76,7 +86,9 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .embed = embed,
         .rmsnorm = rmsnorm,
         .silu_mul = silu_mul,
-        .attn_prefill = attn_prefill,
+        .rope_table = rope_table,
+    .qkv_finish = qkv_finish,
+    .attn_prefill = attn_prefill,
         .attn_decode = attn_decode,
         .window_scores = window_scores,
         .sample = sample,
