@@ -91,7 +91,7 @@ ALWAYS_INLINE v16i v16_to_i32(v16 x)
 ALWAYS_INLINE v16i v16i_dot4_u8i8(v16i acc, const uint8_t *u, const int8_t *s)
 {
     EACH_LANE for (int j = 0; j < 4; j++)
-        acc.i[l] += (int32_t)u[4 * l + j] * s[4 * l + j];
+        acc.i[l] = (int32_t)((uint32_t)acc.i[l] + (uint32_t)(u[4 * l + j] * s[4 * l + j])); /* wraps like the vector versions */
     return acc;
 }
 
