@@ -4,7 +4,7 @@
 * An #include of a project header, and a target_link_libraries of a project target, must go to a folder that the table allows.
 * A *_private.h is included from its own folder alone.
 * File names are unique in the tree, so that a name in a log or a comment says which file is meant.
-* A source folder without a README.md is reported as a warning.
+* A source folder without a README.md of its own or right above it is reported as a warning.
 
 Usage: check_may_use.py [ROOT]. Exit status 0: nothing found, 1: violations (one a line on stdout), 2: the table cannot be read.
 
@@ -152,8 +152,8 @@ class Checker:
     def check_readmes(self):
         folders = {os.path.dirname(path) for path in self.paths if path.endswith((".c", ".cu"))}
         for folder in sorted(folders):
-            if os.path.join(folder, "README.md") not in self.known:
-                self.warnings.append(f"{folder}/ has no README.md")
+            if not {os.path.join(folder, "README.md"), os.path.join(os.path.dirname(folder), "README.md")} & self.known:
+                self.warnings.append(f"{folder}/ has no README.md, and neither has the folder above it")
 
     def run(self):
         self.check_includes()

@@ -98,9 +98,10 @@ class CheckMayUse(unittest.TestCase):
         self.assert_found({"worker/buf.h": ""}, "worker/buf.h: the file name is taken by proto/base/buf.h")
 
     def test_folder_without_readme_is_a_warning(self):
-        status, output = self.check({"tests/unit/test_a.c": ""})
+        status, output = self.check({"tests/unit/test_a.c": "", "tests/unit/deep/test_b.c": ""})
         self.assertEqual(status, 0, output)
-        self.assertIn("warning: tests/unit/ has no README.md", output)
+        self.assertIn("warning: tests/unit/deep/ has no README.md", output)
+        self.assertIn(" 1 warnings", output)
 
     def test_missing_table_is_an_error(self):
         self.assertEqual(self.check({"README.md": "# nothing\n"})[0], 2)
