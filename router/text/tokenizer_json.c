@@ -153,15 +153,16 @@ static int set_token(struct json_part *p, struct tokenizer *tok, int64_t id, con
     return r < 0 ? error_set(p->err, r, "out of memory") : 0;
 }
 
-/* A special token must not come out of the model, or a user could write it: the model keeps it only where it is a single byte or character, without
- * which a text could not be encoded. */
+/* A special token must not come out of the model, or a user could write it: the model keeps it only where it is a single byte or character, or the
+ * <0xXX> of one, without which a text could not be encoded. */
 static unsigned special_key_flag(const struct tokenizer *tok, int32_t id)
 {
     size_t len;
     if (!(tok->vocab.tokens[id].flags & VOCAB_KEY))
         return 0;
     const uint8_t *key = vocab_key(&tok->vocab, id, &len);
-    bool single = len == 1 || (!tok->vocab.key_is_bytes && len > 0 && utf8_char_bytes(key[0]) == len);
+    bool fallback = len == 6 && memcmp(key, "<0x", 3) == 0 && key[5] == '>';
+    bool single = fallback || len == 1 || (!tok->vocab.key_is_bytes && len > 0 && utf8_char_bytes(key[0]) == len);
     return single ? VOCAB_KEY : 0;
 }
 

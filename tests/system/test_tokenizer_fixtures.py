@@ -12,6 +12,8 @@ import venv
 
 import pytest
 
+import gguf_vocabulary
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = pathlib.Path(os.environ.get('TIDEPOOL_SHARED', ROOT.parent / 'shared'))
 PROGRAM = pathlib.Path(os.environ.get('TIDEPOOL_BUILD', ROOT / 'build')) / 'bin' / 'tidepool'
@@ -99,6 +101,25 @@ def test_tokenizer_json_equals_original_library(tokenizers, model):
     import unicodedata
     # Qwen2 normalizes: what comes back is the text in NFC.
     assert decode(path, got) == [unicodedata.normalize('NFC', t) if model == 'qwen2' else t for t in texts]
+
+
+@pytest.mark.parametrize('model, pre', [('llama3', 'llama-bpe'), ('qwen2', 'qwen2'), ('tekken', 'tekken'), ('deepseek_v4', 'deepseek-v3')])
+def test_gguf_with_named_pretokenizer_equals_original_library(tokenizers, tmp_path, model, pre):
+    strings = fixture('tokenizers/ids.json')
+    texts = [s['text'] for s in strings]
+    gguf_vocabulary.from_tokenizer_json(tokenizers / model / 'tokenizer.json', tmp_path / 'vocabulary.gguf', pre)
+    compare(texts, [s[model] for s in strings], encode(tmp_path / 'vocabulary.gguf', texts))
+
+
+def test_gguf_of_sentencepiece_equals_original_library(tokenizers, tmp_path):
+    strings = fixture('tokenizers/ids.json')
+    texts = [s['text'] for s in strings]
+    path = tmp_path / 'vocabulary.gguf'
+    gguf_vocabulary.from_sentencepiece(tokenizers / 'mistral_v3' / 'tokenizer.model', path)
+    got = encode(path, texts)
+    compare(texts, [s['mistral_v3'] for s in strings], got)
+    assert decode(path, got) == texts
+    assert encode(path, ['a'], '--add-special') == [[1] + encode(path, ['a'])[0]]
 
 
 def test_folder_and_file_are_the_same(tokenizers):
