@@ -21,7 +21,7 @@ packages=(
     # chat templates; virtual environments for the model's package and the tests' clients
     python3 python3-jinja2 python3-venv python3-pip
     # libraries of the tests
-    libcriterion-dev libjansson-dev
+    libcriterion-dev libjansson-dev python3-numpy
 )
 
 while [ $# -gt 0 ]; do
