@@ -114,6 +114,20 @@ static int layer_chunk(struct pass *p, int layer, int pos0)
     return model_layer_out(m, layer, x, n, &p->ws);
 }
 
+/* Moves the rows of the positions to the front; as many at a time as the workspace takes. */
+static int position_logits(struct pass *p, const int32_t *positions, int n_positions, float *ret_logits)
+{
+    const struct model_config *c = &p->d->model->config;
+    int r = 0;
+    for (int i = 0; i < n_positions; i++)
+        memmove(p->x + (int64_t)i * c->dim, p->x + (int64_t)positions[i] * c->dim, (size_t)c->dim * sizeof(float));
+    for (int i = 0; i < n_positions && r >= 0; i += p->chunk) {
+        int n = n_positions - i < p->chunk ? n_positions - i : p->chunk;
+        r = model_logits(p->d->model, p->x + (int64_t)i * c->dim, n, &p->ws, ret_logits + (int64_t)i * c->n_vocab);
+    }
+    return r;
+}
+
 int dense_forward(const struct dense_device *d, const int32_t *tokens, int n, int chunk, const int32_t *positions, int n_positions, float *ret_logits)
 {
     const struct model *m = d->model;
@@ -125,8 +139,8 @@ int dense_forward(const struct dense_device *d, const int32_t *tokens, int n, in
     for (int layer = 0; layer < m->config.n_layers && r >= 0; layer++)
         for (int pos = 0; pos < n && r >= 0; pos += chunk)
             r = layer_chunk(&p, layer, pos);
-    for (int i = 0; i < n_positions && r >= 0; i++)
-        r = model_logits(m, p.x + (int64_t)positions[i] * m->config.dim, 1, &p.ws, ret_logits + (int64_t)i * m->config.n_vocab);
+    if (r >= 0)
+        r = position_logits(&p, positions, n_positions, ret_logits);
     pass_fini(&p);
     return r;
 }
