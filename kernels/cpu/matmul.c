@@ -1,5 +1,5 @@
-/* y_i = x W_i^T for up to four weights over the same x, in one fork-join. A task is one group (64 rows of a weight) for a range of rows of x: a single row goes
- * through matvec.c, several go through panels that are expanded once for the range. Both make the same chain for an output, so neither the path nor the split
+/* y_i = x W_i^T for up to four weights over the same x, in one fork-join. A task is one group (64 rows of a weight) for a range of rows of x: a few rows
+ * go through matmul_direct.c, more through panels that are expanded once for the range. Both make the same chain for an output, so neither the path nor the split
  * can be seen in the result. */
 #include "kernels/cpu/matmul_private.h"
 #include "kernels/cpu/ops.h"
@@ -29,9 +29,17 @@ struct matmul_part {
 
 _Static_assert(sizeof(float) * (GROUP_PANELS * PANEL_STRIDE + TILE_ROWS_MAX * ACC_STRIDE) <= CPU_SCRATCH_BYTES, "panels and accumulators of a task");
 
+/* Tasks are claimed one by one, in ascending order. Numbering the groups so that neighbours in that order lie a span apart makes each of n_threads threads walk
+ * through adjacent groups, which is what prefetching likes. */
+static int64_t group_of_task(int64_t task, int64_t n_groups, int64_t n_threads)
+{
+    int64_t thread = task % n_threads, larger = n_groups % n_threads;
+    return thread * (n_groups / n_threads) + (thread < larger ? thread : larger) + task / n_threads;
+}
+
 static struct matmul_part part_find(const struct matmul_args *a, int64_t task)
 {
-    int64_t group = task % a->n_groups, row = task / a->n_groups * a->range_rows;
+    int64_t group = group_of_task(task % a->n_groups, a->n_groups, cpu_threads(a->s)), row = task / a->n_groups * a->range_rows;
     const struct matmul_out *out = a->outs;
     while (group >= weight_n_groups(out->w->n_rows)) {
         group -= weight_n_groups(out->w->n_rows);
@@ -74,23 +82,27 @@ static void part_finish(const struct matmul_part *part, const float *acc)
     }
 }
 
+static void part_tiles(const struct matmul_args *a, const struct matmul_part *part, const float *x, float *panels, float *acc)
+{
+    int tile_cols = part->n_rows <= TILE_ROWS_FEW ? TILE_COLS_FEW : TILE_COLS;
+    struct expand_range range = {.p1 = part->np};
+    for (; range.col < a->n_cols; range.col += tile_cols) {
+        range.n_cols = a->n_cols - range.col < tile_cols ? (int)(a->n_cols - range.col) : tile_cols;
+        ISA(weight_expand)(part->out->w->dtype, part->packed, part->np, &range, panels);
+        ISA(matmul_tiles)(x + range.col, a->ld_x, (int)part->n_rows, panels, part->np, range.n_cols, range.col == 0, acc);
+    }
+}
+
 static void matmul_task(void *arg, int64_t task, int thread)
 {
     const struct matmul_args *a = arg;
     struct matmul_part part = part_find(a, task);
     float *panels = cpu_scratch(a->s, thread), *acc = panels + GROUP_PANELS * PANEL_STRIDE;
     const float *x = a->x + part.row * a->ld_x;
-    if (part.n_rows == 1) {
-        ISA(matvec_group)(part.out->w->dtype, part.packed, part.np, a->n_cols, x, acc);
-        part_finish(&part, acc);
-        return;
-    }
-    for (int64_t col = 0; col < a->n_cols; col += TILE_COLS) {
-        int n = a->n_cols - col < TILE_COLS ? (int)(a->n_cols - col) : TILE_COLS;
-        for (int p = 0; p < part.np; p++)
-            ISA(weight_expand)(part.out->w->dtype, part.packed, part.np, p, col, n, panels + p * PANEL_STRIDE);
-        ISA(matmul_tiles)(x + col, a->ld_x, (int)part.n_rows, panels, part.np, n, col == 0, acc);
-    }
+    if (part.n_rows <= DIRECT_ROWS)
+        ISA(matmul_direct)(part.out->w->dtype, part.packed, part.np, a->n_cols, x, a->ld_x, (int)part.n_rows, acc);
+    else
+        part_tiles(a, &part, x, panels, acc);
     part_finish(&part, acc);
 }
 

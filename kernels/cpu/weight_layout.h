@@ -6,7 +6,8 @@
  *
  *   packed  = [group 0][group 1] ...                      group g at g * 4 * panel_bytes
  *   group   = [block 0][block 1] ...                      a block is 32 columns (256 for the K formats) of np panels
- *   block   = [low][high][scales a][scales b][sub-scales]  each part for all its panels; low and high by runs of 32 columns, then by panel
+ *   block   = [scales a][scales b][run 0][run 1] ...      a run is 32 columns: one in a block, or eight
+ *   run     = [sub-scales][low][high]                     each part for all the panels
  *
  *   low:  4-bit formats   uint32 [4][16]   32 columns of 16 rows: word [j][r] has columns 8j..8j+7 of row r, the first in its low nibble
  *         Q8_0            int8 [32][16];  F32, F16, BF16: the values, [32][16] (columns beyond the matrix are zeros)
@@ -99,16 +100,16 @@ static inline int64_t weight_group_offset(const struct weight_format *f, int64_t
 static inline __attribute__((always_inline)) struct weight_run weight_run_at(const struct weight_format *f, int np, int p, int64_t run)
 {
     int runs = weight_block_runs(f);
-    int64_t sub = run % runs, at = run / runs * np * weight_block_bytes(f);
+    int64_t at = run / runs * np * weight_block_bytes(f);
     struct weight_run r;
-    r.low = at + (sub * np + p) * f->low;
-    at += (int64_t)runs * np * f->low;
-    r.high = at + (sub * np + p) * f->high;
-    at += (int64_t)runs * np * f->high;
     r.scale_a = at + p * f->scale_a;
     at += np * f->scale_a;
     r.scale_b = at + p * f->scale_b;
-    at += np * f->scale_b;
-    r.sub = at + (sub * np + p) * f->sub;
+    at += np * f->scale_b + run % runs * np * (f->sub + f->low + f->high);
+    r.sub = at + p * f->sub;
+    at += np * f->sub;
+    r.low = at + p * f->low;
+    at += np * f->low;
+    r.high = at + p * f->high;
     return r;
 }

@@ -11,11 +11,14 @@ enum { AT_ONCE_MAX = 12 };
 
 float ISA(bench_fma)(long rounds)
 {
+    float start[LANES]; /* lanes that differ, or the compiler would compute one half of them */
+    for (int i = 0; i < LANES; i++)
+        start[i] = (float)i;
     v16 sum = v16_zero(), a = v16_set1(0.999f), b = v16_set1(0.001f);
     for (int part = 0; part < BENCH_FMA_CHAINS / AT_ONCE; part++) {
         v16 c[AT_ONCE_MAX];
         UNROLL for (int i = 0; i < AT_ONCE; i++)
-            c[i] = v16_set1((float)i);
+            c[i] = v16_mul(v16_load(start), v16_set1((float)(part * AT_ONCE + i)));
         for (long r = 0; r < rounds; r++)
             UNROLL for (int i = 0; i < AT_ONCE; i++)
                 c[i] = v16_fma(c[i], a, b);
