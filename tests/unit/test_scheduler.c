@@ -273,10 +273,13 @@ Test(scheduler, test_drain_finishes_what_runs)
 Test(scheduler, test_request_waits_for_memory_and_nobody_overtakes_it)
 {
     struct engine_config config = fixture_config();
-    struct run small;
-    size_t one = engine_sequence_bytes(run.engine, 1000, 50);
+    static struct run small;
+    size_t one = engine_sequence_bytes(run.engine, 1000, 50), workspace;
+    struct device_memory_stats idle;
 
-    config.memory_limit = one + one / 2;
+    f.dev->memory_stats(f.device, &idle);
+    workspace = idle.total_now - f.at_start.total_now;
+    config.memory_limit = workspace + one + one / 2;
     run_open(&small, &f, &config, 8, 8);
     run_submit(&small, run_params(1, 1000, 50));
     while (!small.jobs[1].prefilled)

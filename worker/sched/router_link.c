@@ -170,13 +170,17 @@ static int send_ready(struct router_link *link)
     return send_or_drop(link, ENGINE_READY, &ready.base);
 }
 
-static int send_heartbeat(struct router_link *link)
+/* Behind what is queued, so that a beat never speaks of an end that is yet to come. */
+static void send_heartbeat(struct router_link *link)
 {
     Tidepool__Engine__Heartbeat beat = TIDEPOOL__ENGINE__HEARTBEAT__INIT;
 
+    queue_send(link);
+    if (!link->epoch || link->out_first)
+        return;
     link->events.fill_heartbeat(link->events.arg, &beat);
     beat.epoch = link->epoch;
-    return send_or_drop(link, ENGINE_HEARTBEAT, &beat.base);
+    (void)send_or_drop(link, ENGINE_HEARTBEAT, &beat.base);
 }
 
 static void beat(void *arg)
@@ -185,8 +189,9 @@ static void beat(void *arg)
 
     if (link->epoch && clock_now_us() - link->heard_us > BEATS_MISSED_MAX * link->heartbeat_us)
         router_lost(link, link->heard_us ? "it is silent" : "it does not take its messages");
+    if (link->epoch)
+        send_heartbeat(link);
     if (link->epoch) {
-        (void)send_heartbeat(link);
         loop_timer_arm(link->beat_timer, link->heartbeat_us);
     } else {
         /* Refused: there is no connection yet. */
