@@ -1,8 +1,10 @@
 #include "router/text/text_regex.h"
 #include <errno.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* Oniguruma matches by backtracking on a stack of its own, in the heap. One entry is some 50 bytes; a pattern like \s+ pushes one a character. */
 #define MATCH_STACK_MAX (16u << 20)
@@ -60,9 +62,14 @@ void regex_free(struct regex *re)
     free(re);
 }
 
-int regex_matcher_init(struct regex_matcher *m)
+/* A search that stays below every limit can still be made again and again. Patterns of honest tokenizers take under a microsecond a byte. */
+#define BUDGET_NS 2000000000ull
+#define BUDGET_NS_PER_BYTE 4000ull
+#define SEARCHES_PER_LOOK 32
+
+int regex_matcher_init(struct regex_matcher *m, size_t text_bytes)
 {
-    *m = (struct regex_matcher){.limits = onig_new_match_param(), .region = onig_region_new()};
+    *m = (struct regex_matcher){.limits = onig_new_match_param(), .region = onig_region_new(), .budget_ns = BUDGET_NS + text_bytes * BUDGET_NS_PER_BYTE};
     if (!m->limits || !m->region) {
         regex_matcher_fini(m);
         return -ENOMEM;
@@ -82,9 +89,28 @@ void regex_matcher_fini(struct regex_matcher *m)
     *m = (struct regex_matcher){0};
 }
 
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static bool budget_is_spent(struct regex_matcher *m)
+{
+    if (m->n_searches++ % SEARCHES_PER_LOOK != 0)
+        return false;
+    uint64_t now = cpu_ns();
+    if (m->budget_end_ns == 0)
+        m->budget_end_ns = now + m->budget_ns;
+    return now > m->budget_end_ns;
+}
+
 int regex_search(struct regex_matcher *m, const struct regex *re, const uint8_t *text, size_t len, size_t from, size_t *ret_start, size_t *ret_end)
 {
     const UChar *end = text + len;
+    if (budget_is_spent(m))
+        return -EINVAL;
     onig_region_clear(m->region);
     int at = onig_search_with_param(re->onig, text, end, text + from, end, m->region, ONIG_OPTION_NONE, m->limits);
     if (at < 0)

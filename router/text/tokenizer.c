@@ -90,7 +90,7 @@ static int file_all_added(struct tokenizer *tok)
 {
     struct normalize_work work;
     struct regex_matcher matcher;
-    int r = regex_matcher_init(&matcher);
+    int r = regex_matcher_init(&matcher, 0);
     if (r < 0)
         return r;
     normalize_work_init(&work);
@@ -167,7 +167,7 @@ void tokenizer_find_eog(struct tokenizer *tok)
 {
     /* Ends of turns first: the first one found is the model's, unless the file names another. */
     static const char *const turns[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "[EOT]"};
-    static const char *const others[] = {"<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", "</s>"};
+    static const char *const others[] = {"<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<\357\275\234end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", "</s>"};
     for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
         int32_t id = tokenizer_special_id(tok, turns[i], strlen(turns[i]));
         if (tok->eot == TOKEN_NONE)
@@ -240,6 +240,18 @@ static int open_json_file(const char *path, struct tokenizer **ret_tok, struct e
     return r < 0 ? error_set(err, r, "%s: %s", path, reason.text) : 0;
 }
 
+static int open_gguf_file(const char *path, struct tokenizer **ret_tok, struct error *err)
+{
+    struct gguf *file;
+    struct error reason;
+    int r = gguf_open(path, &file, err);
+    if (r < 0)
+        return r;
+    r = tokenizer_from_gguf(file, ret_tok, &reason);
+    gguf_close(file);
+    return r < 0 ? error_set(err, r, "%s: %s", path, reason.text) : 0;
+}
+
 int tokenizer_open(const char *path, struct tokenizer **ret_tok, struct error *err)
 {
     struct stat st;
@@ -251,7 +263,7 @@ int tokenizer_open(const char *path, struct tokenizer **ret_tok, struct error *e
             return error_set(err, -ENAMETOOLONG, "%s: the path is too long", path);
         return open_json_file(inside, ret_tok, err);
     }
-    return gguf_is_file(path) ? tokenizer_open_gguf(path, ret_tok, err) : open_json_file(path, ret_tok, err);
+    return gguf_is_file(path) ? open_gguf_file(path, ret_tok, err) : open_json_file(path, ret_tok, err);
 }
 
 int tokenizer_open_json(const char *text, size_t len, struct tokenizer **ret_tok, struct error *err)

@@ -15,6 +15,7 @@
 #define TOKENIZER_TEXT_MAX ((size_t)64 << 20) /* bytes of one text to encode */
 
 struct tokenizer;
+struct gguf;
 
 /* A growable array of ids; a zeroed struct is empty. The owner calls token_ids_fini. */
 struct token_ids {
@@ -28,6 +29,8 @@ void token_ids_fini(struct token_ids *ids);
  * generation_config.json and chat_template.jinja are read where they exist. -EINVAL with a text that names what is malformed, -ENOTSUP naming the
  * part that is not supported, or the errno of opening. */
 int tokenizer_open(const char *path, struct tokenizer **ret_tok, struct error *err);
+/* The same from an open GGUF file, which may be closed afterwards. */
+int tokenizer_from_gguf(const struct gguf *file, struct tokenizer **ret_tok, struct error *err);
 /* The same from the text of a tokenizer.json alone; for fuzzing and tests. */
 int tokenizer_open_json(const char *text, size_t len, struct tokenizer **ret_tok, struct error *err);
 void tokenizer_close(struct tokenizer *tok);

@@ -217,7 +217,7 @@ int tokenizer_encode(const struct tokenizer *tok, const char *text, size_t len, 
     if (valid < len)
         return error_set(err, -EILSEQ, "the text is not UTF-8 at byte %zu", valid);
     struct encoder e = {.tok = tok, .parse_special = flags & TOKENIZE_PARSE_SPECIAL && !(flags & TOKENIZE_RENDERED), .ids = ids};
-    int r = regex_matcher_init(&e.matcher);
+    int r = regex_matcher_init(&e.matcher, len);
     if (r < 0)
         return error_set(err, r, "out of memory");
     normalize_work_init(&e.normalize);

@@ -336,21 +336,13 @@ static int read_model(struct gguf_reader *g)
     return r;
 }
 
-int tokenizer_open_gguf(const char *path, struct tokenizer **ret_tok, struct error *err)
+int tokenizer_from_gguf(const struct gguf *file, struct tokenizer **ret_tok, struct error *err)
 {
-    struct error reason;
-    struct gguf_reader g = {.err = &reason};
-    struct gguf *file;
-    int r = gguf_open(path, &file, err);
-    if (r < 0)
-        return r;
-    g.file = file;
-    g.tok = tokenizer_alloc();
-    r = g.tok ? read_model(&g) : out_of_memory(&reason);
-    gguf_close(file);
+    struct gguf_reader g = {.file = file, .tok = tokenizer_alloc(), .err = err};
+    int r = g.tok ? read_model(&g) : out_of_memory(err);
     if (r < 0) {
         tokenizer_close(g.tok);
-        return error_set(err, r, "%s: %s", path, reason.text);
+        return r;
     }
     *ret_tok = g.tok;
     return 0;

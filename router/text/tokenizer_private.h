@@ -51,7 +51,6 @@ void tokenizer_add_eog(struct tokenizer *tok, int32_t id);
 /* Well-known texts of special tokens that end a turn or a message. */
 void tokenizer_find_eog(struct tokenizer *tok);
 
-int tokenizer_open_gguf(const char *path, struct tokenizer **ret_tok, struct error *err);
 /* `folder`: where the files beside the tokenizer.json are looked for, or NULL. */
 int tokenizer_parse_json(const char *text, size_t len, const char *folder, struct tokenizer **ret_tok, struct error *err);
 /* Reads tokenizer_config.json, generation_config.json and chat_template.jinja of the folder, those that exist. */

@@ -1,34 +1,15 @@
-"""Writes GGUF files that hold a vocabulary and nothing else, made from a tokenizer.json or from a SentencePiece model."""
+"""GGUF files that hold a vocabulary and nothing else, made from a tokenizer.json or from a SentencePiece model."""
 import json
 import struct
 
-U32, I32, F32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+from gguf_write import ARR, F32, STR, U32, entry, gguf
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
-def text(s):
-    data = s if isinstance(s, bytes) else s.encode()
-    return struct.pack('<Q', len(data)) + data
-
-
-def items(kind, values):
-    if kind == STRING:
-        return b''.join(map(text, values))
-    return struct.pack('<%d%s' % (len(values), {U32: 'I', I32: 'i', F32: 'f'}[kind]), *values)
-
-
-def write(path, fields):
-    """`fields`: (key, kind, value), with kind (ARRAY, item kind) for arrays."""
-    out = bytearray(b'GGUF' + struct.pack('<IQQ', 3, 0, len(fields)))
-    for key, kind, value in fields:
-        out += text(key)
-        if isinstance(kind, tuple):
-            out += struct.pack('<IIQ', ARRAY, kind[1], len(value)) + items(kind[1], value)
-        elif kind == STRING:
-            out += struct.pack('<I', kind) + text(value)
-        else:
-            out += struct.pack('<I' + {U32: 'I', BOOL: '?'}[kind], kind, value)
-    path.write_bytes(out)
+def write(path, model, tokens, types, *more):
+    path.write_bytes(gguf([entry('general.architecture', STR, 'llama'), entry('tokenizer.ggml.model', STR, model), entry('tokenizer.ggml.tokens', ARR, tokens, STR),
+                           entry('tokenizer.ggml.token_type', ARR, types, U32), *more], []))
 
 
 def from_tokenizer_json(source, path, pre):
@@ -37,8 +18,7 @@ def from_tokenizer_json(source, path, pre):
     tokens.update({a['id']: (a['content'], CONTROL if a['special'] else USER_DEFINED) for a in j['added_tokens']})
     rows = [tokens.get(i, ('[PAD%d]' % i, UNUSED)) for i in range(max(tokens) + 1)]
     merges = [m if isinstance(m, str) else ' '.join(m) for m in j['model']['merges']]
-    write(path, [('general.architecture', STRING, 'llama'), ('tokenizer.ggml.model', STRING, 'gpt2'), ('tokenizer.ggml.pre', STRING, pre), ('tokenizer.ggml.tokens', (ARRAY, STRING), [r[0] for r in rows]),
-                 ('tokenizer.ggml.token_type', (ARRAY, I32), [r[1] for r in rows]), ('tokenizer.ggml.merges', (ARRAY, STRING), merges)])
+    write(path, 'gpt2', [r[0] for r in rows], [r[1] for r in rows], entry('tokenizer.ggml.pre', STR, pre), entry('tokenizer.ggml.merges', ARR, merges, STR))
 
 
 def varint(data, at):
@@ -74,6 +54,5 @@ def from_sentencepiece(source, path):
         if number == 1:
             piece = {1: b'', 2: struct.pack('<f', 0), 3: NORMAL, **dict(fields(value))}
             rows.append((piece[1], struct.unpack('<f', piece[2])[0], piece[3]))
-    write(path, [('general.architecture', STRING, 'llama'), ('tokenizer.ggml.model', STRING, 'llama'), ('tokenizer.ggml.tokens', (ARRAY, STRING), [r[0] for r in rows]),
-                 ('tokenizer.ggml.scores', (ARRAY, F32), [r[1] for r in rows]), ('tokenizer.ggml.token_type', (ARRAY, I32), [r[2] for r in rows]),
-                 ('tokenizer.ggml.bos_token_id', U32, 1), ('tokenizer.ggml.eos_token_id', U32, 2), ('tokenizer.ggml.unknown_token_id', U32, 0)])
+    write(path, 'llama', [r[0].decode() for r in rows], [r[2] for r in rows], entry('tokenizer.ggml.scores', ARR, [r[1] for r in rows], F32),
+          entry('tokenizer.ggml.bos_token_id', U32, 1), entry('tokenizer.ggml.eos_token_id', U32, 2), entry('tokenizer.ggml.unknown_token_id', U32, 0))

@@ -41,7 +41,7 @@ static void with_each_pattern(void (*check)(const struct scan_pattern *, struct 
 {
     cr_assert_eq(char_table_init(), 0);
     struct regex_matcher m;
-    cr_assert_eq(regex_matcher_init(&m), 0);
+    cr_assert_eq(regex_matcher_init(&m, 100 << 20), 0);
     for (size_t i = 0; i < n_scan_patterns; i++) {
         struct regex *re;
         struct error err;
@@ -119,7 +119,7 @@ Test(pretoken_scan, test_pattern_that_runs_away_is_cut_off)
     struct regex_matcher m;
     struct error err;
     cr_assert_eq(regex_init(), 0);
-    cr_assert_eq(regex_matcher_init(&m), 0);
+    cr_assert_eq(regex_matcher_init(&m, 100 << 20), 0);
     cr_assert_eq(regex_compile("(?:a|aa)+[cd]", 13, &re, &err), 0);
     char text[4000];
     memset(text, 'a', sizeof text);
