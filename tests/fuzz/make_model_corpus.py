@@ -7,7 +7,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "system"))
-from gguf_write import ARR, BOOL, F32, I8, STR, TYPES, U8, U16, U32, U64, entry, gguf  # noqa: E402
+from gguf_write import ARR, BOOL, F32, I8, I32, STR, TYPES, U8, U16, U32, U64, entry, gguf  # noqa: E402
 
 CORPUS = HERE / "corpus"
 
@@ -32,7 +32,7 @@ def model_entries(arch, **more):
 def gguf_files():
     embedding = tensor("token_embd.weight", "F16", [32, 4])
     kinds = [tensor(f"t{k}", k, [256]) for k in TYPES]
-    tokens = [entry("tokenizer.ggml.tokens", ARR, ["a", "bc", ""], STR), entry("tokenizer.ggml.token_type", ARR, [1, 2, 3], U32),
+    tokens = [entry("tokenizer.ggml.tokens", ARR, ["a", "<|eot_id|>", ""], STR), entry("tokenizer.ggml.token_type", ARR, [1, 3, 2], I32),
               entry("tokenizer.ggml.eos_token_id", U32, 2)]
     yarn = {"rope__scaling__type": (STR, "yarn"), "rope__scaling__factor": (F32, 4.0)}
     return {

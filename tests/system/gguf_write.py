@@ -1,8 +1,8 @@
 """Writes GGUF files: the header, metadata and tensors of given raw bytes. Format: ggml/docs/gguf.md. Standard library only."""
 import struct
 
-U8, I8, U16, U32, F32, BOOL, STR, ARR, U64 = 0, 1, 2, 4, 6, 7, 8, 9, 10
-FORMATS = {U8: "<B", I8: "<b", U16: "<H", U32: "<I", F32: "<f", BOOL: "<B", U64: "<Q"}
+U8, I8, U16, U32, I32, F32, BOOL, STR, ARR, U64 = 0, 1, 2, 4, 5, 6, 7, 8, 9, 10
+FORMATS = {U8: "<B", I8: "<b", U16: "<H", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q"}
 # name: (ggml's number, values of a block, bytes of a block)
 TYPES = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q8_0": (8, 32, 34),

@@ -333,6 +333,22 @@ Test(model_config, gguf_scaling_types)
     check_build_refused(&b, -ENOTSUP, "longrope");
 }
 
+Test(model_config, gguf_end_tokens_are_known_by_their_text)
+{
+    static const char *const tokens[] = {"a", "<|eot_id|>", "<|eot_id|>", "</s>", "<|end_of_text|>"};
+    static const int32_t types[] = {1, 1, 3, 3, 3}; /* 3: control; the second is plain text that looks like one */
+    struct gguf_build b;
+    struct model_config c;
+    uint8_t array[12 + sizeof(types)] = {5, 0, 0, 0, 5}; /* five i32 */
+    memcpy(array + 12, types, sizeof(types));
+    build_model(&b, "llama");
+    gguf_build_u32(&b, "tokenizer.ggml.eos_token_id", 3);
+    gguf_build_strings(&b, "tokenizer.ggml.tokens", tokens, 5);
+    gguf_build_raw(&b, "tokenizer.ggml.token_type", 9, array, sizeof(array));
+    read_build_ok(&b, &c);
+    cr_expect(c.n_eos == 3 && c.eos_ids[0] == 3 && c.eos_ids[1] == 2 && c.eos_ids[2] == 4);
+}
+
 Test(model_config, gguf_window_limits_the_context)
 {
     struct gguf_build b;
@@ -385,7 +401,7 @@ Test(model_config, real_model)
         cr_skip_test("skipped: %s is not here", path);
     cr_assert_eq(model_config_load(path, &c, &err), 0, "%s", err.text);
     cr_expect(c.n_layers == 30 && c.dim == 576 && c.n_heads == 9 && c.n_kv_heads == 3 && c.head_dim == 64 && c.ffn_dim == 1536 && c.n_vocab == 49152);
-    cr_expect(c.tied_embeddings && c.max_context == 8192 && c.n_eos == 1 && c.eos_ids[0] == 2);
+    cr_expect(c.tied_embeddings && c.max_context == 8192 && c.n_eos == 2 && c.eos_ids[0] == 2 && c.eos_ids[1] == 0);
     cr_expect_float_eq(c.rope.inv_freq[16], pow(100000.0, -0.5), 1e-16);
 }
 

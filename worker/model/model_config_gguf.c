@@ -194,6 +194,33 @@ static int read_divisors(const struct source *s, float divisors[ROPE_MAX_FREQS],
     return 0;
 }
 
+/* Control tokens that end a turn or a text, whatever the file's ids say: many converters store one end token only, and a chat would run on behind the others.
+ * llama.cpp recognises them by text too. */
+static bool ends_generation(struct gguf_str token)
+{
+    static const char *const texts[] = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        if (token.len == strlen(texts[i]) && memcmp(token.data, texts[i], token.len) == 0)
+            return true;
+    return false;
+}
+
+static void add_end_tokens(const struct source *s, struct model_config *c)
+{
+    enum { TYPE_CONTROL = 3 };
+    const struct gguf_value *tokens = gguf_find(s->file, "tokenizer.ggml.tokens"), *types = gguf_find(s->file, "tokenizer.ggml.token_type");
+    struct gguf_str token;
+    int32_t type;
+    if (!tokens || !types || types->type != GGUF_ARRAY || types->item_type != GGUF_I32 || tokens->type != GGUF_ARRAY || types->n_items != tokens->n_items)
+        return;
+    const uint8_t *cursor = tokens->data;
+    for (uint64_t id = 0; gguf_next_str(tokens, &cursor, &token); id++) {
+        memcpy(&type, types->data + 4 * id, sizeof(type));
+        if (type == TYPE_CONTROL && ends_generation(token))
+            model_config_add_eos(c, (int64_t)id);
+    }
+}
+
 static void read_names(const struct source *s, struct model_config *c)
 {
     static const char *const eos_keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
@@ -204,6 +231,7 @@ static void read_names(const struct source *s, struct model_config *c)
     for (size_t i = 0; i < sizeof(eos_keys) / sizeof(eos_keys[0]); i++)
         if (gguf_get_u64(s->file, eos_keys[i], &id) == 0 && id <= INT_MAX)
             model_config_add_eos(c, (int64_t)id);
+    add_end_tokens(s, c);
 }
 
 int model_config_from_gguf(const struct gguf *file, struct model_config *ret_config, struct error *err)
