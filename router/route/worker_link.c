@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zmq.h>
 
 enum {
@@ -240,8 +241,12 @@ void worker_link_close(struct route *route)
 {
     loop_source_free(route->socket_source);
     loop_source_free(route->out_timer);
-    if (route->socket)
+    if (route->socket) {
         zmq_close(route->socket);
+        /* libzmq leaves the file of an ipc endpoint behind. */
+        if (strncmp(route->config.endpoint, "ipc://", 6) == 0)
+            unlink(route->config.endpoint + 6);
+    }
     route->socket = NULL;
     route->socket_source = route->out_timer = NULL;
 }
