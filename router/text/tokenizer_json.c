@@ -190,6 +190,8 @@ static int take_added(struct json_part *p, const struct json_str *item, void *ar
     if (r == 0)
         r = part_bool(p, &f[5], !token.special, "\"normalized\" must be true or false", &token.normalized);
     content.data = text;
+    if (r == 0 && id >= 0 && (size_t)id < tok->vocab.n && tok->vocab.tokens[id].flags & VOCAB_ADDED)
+        r = error_set(p->err, -EINVAL, "%s: two added tokens have the id %lld", p->name, (long long)id);
     if (r == 0)
         r = set_token(p, tok, id, &content, VOCAB_ADDED | (token.special ? VOCAB_SPECIAL : 0));
     if (r == 0) {

@@ -334,7 +334,7 @@ static int add_template_token(struct json_part *p, struct template_reader *t, co
         size_t *n = t->behind ? &t->tok->n_suffix : &t->tok->n_prefix;
         if (json_int(&j, &id) < 0)
             break;
-        if (id < 0 || (size_t)id >= t->tok->vocab.n || *n == TOKENIZER_SPECIALS_AROUND_MAX)
+        if (id < 0 || (size_t)id >= t->tok->vocab.n || !(t->tok->vocab.tokens[id].flags & VOCAB_PRESENT) || *n == TOKENIZER_SPECIALS_AROUND_MAX)
             r = part_fail(p, "an id of \"special_tokens\" is not in the vocabulary, or there are too many");
         else
             (t->behind ? t->tok->suffix : t->tok->prefix)[(*n)++] = (int32_t)id;
