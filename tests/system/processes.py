@@ -4,6 +4,7 @@ import ctypes, http.client, json, os, signal, socket, subprocess, tempfile, time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get('TIDEPOOL_BUILD', os.path.join(ROOT, 'build'))
 MODEL = os.path.join(ROOT, 'models', 'SmolLM2-135M-Instruct.Q4_1.gguf')
+DOCUMENT = os.path.join(ROOT, 'deploy', 'demo', 'handbook.txt')
 PR_SET_PDEATHSIG = 1
 
 
