@@ -18,14 +18,20 @@ struct arena_header {
 };
 _Static_assert(sizeof(struct arena_header) == 64, "the caller's memory starts on a cache line");
 
-enum { MAP_FROM = 1 << 20, HUGE_PAGE = 2 << 20 };
+enum { HUGE_PAGE = 2 << 20 };
+/* No sensible request is larger; sums of sizes cannot overflow below it. */
+static const size_t allocation_max = (size_t)1 << 39;
+/* AddressSanitizer watches the borders of heap memory only. */
+#if defined(__SANITIZE_ADDRESS__) || defined(TIDEPOOL_SANITIZED)
+static const size_t map_from = SIZE_MAX;
+#else
+static const size_t map_from = 1 << 20;
+#endif
 
 /* A mapping of its own goes back to the system when it is freed, and huge pages make streaming through weights and KV a tenth faster. */
 static struct arena_header *header_map(size_t bytes)
 {
     size_t page = bytes >= HUGE_PAGE ? HUGE_PAGE : 4096;
-    if (bytes > SIZE_MAX - 2 * HUGE_PAGE - 4096)
-        return NULL;
     size_t mapping_bytes = ((bytes + 4095) & ~(size_t)4095) + page;
     uint8_t *mapping = mmap(NULL, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapping == MAP_FAILED)
@@ -41,14 +47,15 @@ static struct arena_header *header_map(size_t bytes)
 
 static struct arena_header *header_create(size_t bytes)
 {
-    if (bytes > SIZE_MAX - 2 * sizeof(struct arena_header))
+    if (bytes > allocation_max)
         return NULL;
-    size_t total = (bytes + sizeof(struct arena_header) + 63) & ~(size_t)63;
-    if (total >= MAP_FROM)
-        return header_map(total);
-    struct arena_header *header = aligned_alloc(64, total);
-    if (header)
-        header->mapping = NULL;
+    if (bytes >= map_from)
+        return header_map(bytes + sizeof(struct arena_header));
+    void *memory;
+    if (posix_memalign(&memory, 64, bytes + sizeof(struct arena_header)) != 0)
+        return NULL;
+    struct arena_header *header = memory;
+    header->mapping = NULL;
     return header;
 }
 
