@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -323,7 +324,7 @@ Test(template, test_filter_lets_through_computing_only)
     pid_t pid = fork();
     cr_assert_geq(pid, 0);
     if (pid == 0)
-        _exit(try_calls(&program));
+        syscall(SYS_exit_group, try_calls(&program)); /* under a sanitizer, _exit makes calls that the filter refuses */
     int status;
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFEXITED(status), "ended by signal %d", WTERMSIG(status));
