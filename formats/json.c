@@ -330,9 +330,30 @@ static int scan_number(struct json *j, struct json_number *ret_num)
     return 0;
 }
 
+/* The commonest integers, up to 18 digits and nothing else: prompts may be arrays of 100,000 of them. The position stays where it is when the number is
+ * of another kind. */
+static bool short_int(struct json *j, int64_t *ret_value)
+{
+    bool negative = j->text[j->pos] == '-';
+    size_t first = j->pos + negative, pos = first, end = j->len - first > 18 ? first + 18 : j->len;
+    int64_t value = 0;
+    for (; pos < end && (unsigned char)(j->text[pos] - '0') < 10; pos++)
+        value = value * 10 + (j->text[pos] - '0');
+    if (pos == first || pos == end || (j->text[first] == '0' && pos - first > 1))
+        return false;
+    char next = j->text[pos];
+    if (next == '.' || next == 'e' || next == 'E')
+        return false;
+    *ret_value = negative ? -value : value;
+    j->pos = pos;
+    return true;
+}
+
 int json_int(struct json *j, int64_t *ret_value)
 {
     struct json_number num;
+    if (!j->error && json_peek(j) == JSON_NUMBER && short_int(j, ret_value))
+        return 0;
     int r = scan_number(j, &num);
     if (r < 0)
         return r;
