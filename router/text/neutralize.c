@@ -1,5 +1,7 @@
 #include "router/text/neutralize.h"
 #include "router/text/utf8.h"
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* U+FDD0 to U+FDD4 are EF B7 90 to EF B7 94. */
@@ -9,6 +11,7 @@
 #define FOR_ESCAPE "\xef\xb7\x93"
 #define FOR_NOTHING "\xef\xb7\x94"
 #define MARK_BYTES 3
+#define WINDOW 8
 
 /* 0x90 to 0x94 if one of the five stands at text[pos], else 0. */
 static uint8_t mark_at(const uint8_t *text, size_t len, size_t pos)
@@ -18,16 +21,88 @@ static uint8_t mark_at(const uint8_t *text, size_t len, size_t pos)
     return text[pos + 2] >= 0x90 && text[pos + 2] <= 0x94 ? text[pos + 2] : 0;
 }
 
-/* True if the text could go on where a special token was begun: it begins with a proper end of one, or is as a whole a middle of one. */
-static bool could_go_on(const struct neutralize_special tokens[], size_t n_tokens, const uint8_t *text, size_t len)
+/* Up to 8 bytes as a number that sorts as they do. */
+static uint64_t window_of(const uint8_t *text, size_t len)
 {
-    for (size_t i = 0; i < n_tokens; i++) {
-        const uint8_t *token = (const uint8_t *)tokens[i].text;
-        for (size_t from = 1; from < tokens[i].len; from++) {
-            size_t left = tokens[i].len - from;
-            if (token[from] == text[0] && memcmp(token + from, text, left < len ? left : len) == 0)
-                return true;
+    uint64_t w = 0;
+    for (size_t i = 0; i < WINDOW; i++)
+        w = w << 8 | (i < len ? text[i] : 0);
+    return w;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static size_t sort_unique(uint64_t *values, size_t n)
+{
+    size_t kept = 0;
+    qsort(values, n, sizeof *values, by_value);
+    for (size_t i = 0; i < n; i++)
+        if (i == 0 || values[i] != values[i - 1])
+            values[kept++] = values[i];
+    return kept;
+}
+
+int neutralize_tails_build(struct neutralize_tails *tails, const struct neutralize_special tokens[], size_t n)
+{
+    size_t n_bytes = 1;
+    for (size_t i = 0; i < n; i++)
+        n_bytes += tokens[i].len;
+    *tails = (struct neutralize_tails){.windows = malloc(n_bytes * sizeof(uint64_t)), .ends = malloc(n_bytes * sizeof(uint64_t))};
+    if (!tails->windows || !tails->ends) {
+        neutralize_tails_fini(tails);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t *text = (const uint8_t *)tokens[i].text;
+        size_t len = tokens[i].len;
+        for (size_t from = len ? utf8_char_bytes(text[0]) : 0; from < len; from += utf8_char_bytes(text[from])) {
+            tails->windows[tails->n_windows++] = window_of(text + from, len - from);
+            if (len - from < WINDOW)
+                tails->ends[tails->n_ends++] = window_of(text + from, len - from);
         }
+    }
+    tails->n_windows = sort_unique(tails->windows, tails->n_windows);
+    tails->n_ends = sort_unique(tails->ends, tails->n_ends);
+    return 0;
+}
+
+void neutralize_tails_fini(struct neutralize_tails *tails)
+{
+    free(tails->windows);
+    free(tails->ends);
+    *tails = (struct neutralize_tails){0};
+}
+
+/* The first of the ascending values that is not below `value`; n if all are. */
+static size_t lower_bound(const uint64_t *values, size_t n, uint64_t value)
+{
+    size_t low = 0;
+    while (low < n) {
+        size_t middle = low + (n - low) / 2;
+        if (values[middle] < value)
+            low = middle + 1;
+        else
+            n = middle;
+    }
+    return low;
+}
+
+/* True if the text, len >= 1, could go on where a special token was begun: it begins with an end of one, or with a middle of one, or lies within. */
+static bool could_go_on(const struct neutralize_tails *tails, const uint8_t *text, size_t len)
+{
+    uint64_t all = window_of(text, len), mask = len < WINDOW ? ~0ull << (8 * (WINDOW - len)) : ~0ull;
+    size_t at = lower_bound(tails->windows, tails->n_windows, all);
+    if (at < tails->n_windows && (tails->windows[at] & mask) == all)
+        return true;
+    for (size_t n = 1; n < WINDOW && n <= len; n++) {
+        uint64_t beginning = window_of(text, n);
+        at = lower_bound(tails->ends, tails->n_ends, beginning);
+        if (at < tails->n_ends && tails->ends[at] == beginning)
+            return true;
     }
     return false;
 }
@@ -64,11 +139,11 @@ static int append_char(const struct text_trie *specials, const uint8_t *text, si
     return r;
 }
 
-int neutralize_text(const struct text_trie *specials, const struct neutralize_special tokens[], size_t n_tokens, const uint8_t *text, size_t len, struct buf *out)
+int neutralize_text(const struct text_trie *specials, const struct neutralize_tails *tails, const uint8_t *text, size_t len, struct buf *out)
 {
     if (len == 0)
         return 0;
-    int r = could_go_on(tokens, n_tokens, text, len) ? append(out, ESCAPE FOR_NOTHING) : 0;
+    int r = could_go_on(tails, text, len) ? append(out, ESCAPE FOR_NOTHING) : 0;
     size_t plain = 0, pos = 0;
     while (r == 0 && pos < len) {
         size_t n = utf8_char_bytes(text[pos]);

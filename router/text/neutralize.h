@@ -20,13 +20,22 @@ static inline bool neutralize_mark_at(const uint8_t *text, size_t len, size_t po
     return len - pos >= 3 && text[pos] == 0xef && text[pos + 1] == 0xb7 && text[pos + 2] == 0x90;
 }
 
-/* The text of one special token. */
-struct neutralize_special {
-    const char *text; /* borrowed */
-    size_t len;
+/* How special tokens go on behind their first character, in windows of 8 bytes: tells at once whether a text could continue what a template began. */
+struct neutralize_tails {
+    uint64_t *windows; /* [n_windows] ascending: 8 bytes of some token from each later character on, its last ones padded with zeros */
+    uint64_t *ends;    /* [n_ends] ascending: ends of under 8 bytes, padded likewise */
+    size_t n_windows, n_ends;
 };
 
-/* Appends the marked text to `out`. `specials` holds the texts of all special tokens, `tokens` [n] the same as a list. */
-int neutralize_text(const struct text_trie *specials, const struct neutralize_special tokens[], size_t n_tokens, const uint8_t *text, size_t len, struct buf *out);
+struct neutralize_special {
+    const char *text; /* borrowed, during the call */
+    size_t len;
+};
+int neutralize_tails_build(struct neutralize_tails *tails, const struct neutralize_special tokens[], size_t n); /* -ENOMEM */
+void neutralize_tails_fini(struct neutralize_tails *tails); /* a zeroed one is fine */
+
+/* Appends the marked text to `out`. `specials` holds the texts of all special tokens, `tails` was built of them. The mark at the beginning may be set where it
+ * is not needed, when eight bytes speak for it. */
+int neutralize_text(const struct text_trie *specials, const struct neutralize_tails *tails, const uint8_t *text, size_t len, struct buf *out);
 /* Appends the text without marks, escapes resolved. */
 int neutralize_strip(const uint8_t *text, size_t len, struct buf *out);

@@ -32,7 +32,7 @@ void tokenizer_close(struct tokenizer *tok)
         return;
     word_cache_free(tok->cache);
     free(tok->chat_template);
-    free(tok->specials_list);
+    neutralize_tails_fini(&tok->tails);
     text_trie_fini(&tok->specials);
     text_trie_fini(&tok->normalized);
     text_trie_fini(&tok->raw);
@@ -73,7 +73,6 @@ static int file_added(struct tokenizer *tok, size_t i, struct normalize_work *wo
         int r = text_trie_add(&tok->specials, text, len, (int32_t)i);
         if (r < 0)
             return r;
-        tok->specials_list[tok->n_specials++] = (struct neutralize_special){.text = (const char *)text, .len = len};
     }
     if (!token->normalized) {
         tok->raw_has_plain |= !token->special;
@@ -94,12 +93,26 @@ static int file_all_added(struct tokenizer *tok)
     if (r < 0)
         return r;
     normalize_work_init(&work);
-    tok->specials_list = calloc(tok->n_added + 1, sizeof *tok->specials_list);
-    r = tok->specials_list ? 0 : -ENOMEM;
     for (size_t i = 0; i < tok->n_added && r == 0; i++)
         r = file_added(tok, i, &work, &matcher);
     normalize_work_fini(&work);
     regex_matcher_fini(&matcher);
+    return r;
+}
+
+static int build_tails(struct tokenizer *tok)
+{
+    struct neutralize_special *list = calloc(tok->n_added + 1, sizeof *list);
+    size_t n = 0;
+    if (!list)
+        return -ENOMEM;
+    for (size_t i = 0; i < tok->n_added; i++) {
+        const struct vocab_token *v = &tok->vocab.tokens[tok->added[i].id];
+        if (tok->added[i].special)
+            list[n++] = (struct neutralize_special){.text = (const char *)tok->vocab.text.data + v->text, .len = v->text_len};
+    }
+    int r = neutralize_tails_build(&tok->tails, list, n);
+    free(list);
     return r;
 }
 
@@ -136,6 +149,8 @@ int tokenizer_complete(struct tokenizer *tok, struct error *err)
     int r = normalizer_finish(&tok->normalizer);
     if (r == 0)
         r = file_all_added(tok);
+    if (r == 0)
+        r = build_tails(tok);
     if (r == 0)
         r = word_cache_create(WORD_CACHE_LOG2, &tok->cache);
     if (r < 0)

@@ -240,5 +240,5 @@ int tokenizer_neutralize(const struct tokenizer *tok, const char *text, size_t l
 {
     if (utf8_valid_len(text, len) < len)
         return -EILSEQ;
-    return neutralize_text(&tok->specials, tok->specials_list, tok->n_specials, (const uint8_t *)text, len, out);
+    return neutralize_text(&tok->specials, &tok->tails, (const uint8_t *)text, len, out);
 }

@@ -25,8 +25,7 @@ struct tokenizer {
     struct text_trie raw;                /* texts looked for before normalization; values index `added` */
     struct text_trie normalized;         /* texts looked for behind it */
     struct text_trie specials;           /* all special tokens, as they are spelled */
-    struct neutralize_special *specials_list; /* the same as a list; texts lie in the vocabulary */
-    size_t n_specials;
+    struct neutralize_tails tails;       /* of the same */
     bool raw_has_plain, normalized_has_plain; /* some token there is not special */
 
     int32_t prefix[TOKENIZER_SPECIALS_AROUND_MAX], suffix[TOKENIZER_SPECIALS_AROUND_MAX]; /* what TOKENIZE_ADD_SPECIAL adds */
