@@ -303,6 +303,8 @@ int serve_command(int argc, char **argv)
         fprintf(stderr, "tidepool serve: %s\n", err.text);
         return 2;
     }
+    /* The file has been read. A child would read it too, and refuse what is not its own. */
+    unsetenv("TIDEPOOL_CONFIG");
     log_init("serve", s.options.log_level, s.options.log_format);
     if (access(s.options.model, R_OK) < 0) {
         fprintf(stderr, "tidepool serve: --model %s: %s; deploy/get-model.sh fetches a small one\n", s.options.model, strerror(errno));

@@ -59,6 +59,7 @@ static const struct {
     {"api-key-file", SERVE_ROUTER},
     {"policy", SERVE_ROUTER},
     {"max-queue", SERVE_ROUTER},
+    {"drain-timeout", SERVE_ROUTER},
     {"pool-size", SERVE_KVSTORE},
     {"kv-format", SERVE_WORKER},
     {"selector", SERVE_WORKER},

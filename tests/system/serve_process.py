@@ -49,6 +49,9 @@ class Serve:
         pids = [line.split('pid=')[1].split()[0] for line in self.log().splitlines() if 'event=child_started' in line and ' child=%s ' % child in line]
         return int(pids[-1])
 
+    def command_of(self, child):
+        return open('/proc/%d/cmdline' % self.pid_of(child)).read().split('\0')
+
     def kill(self, child):
         old = self.pid_of(child)
         os.kill(old, signal.SIGKILL)

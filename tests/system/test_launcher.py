@@ -1,5 +1,5 @@
 """`tidepool serve` as a whole: start, faults, stop. Real processes and the real model."""
-import os, signal, subprocess, time
+import os, signal, subprocess, tempfile, time
 import pytest
 from serve_process import BUILD, DOCUMENT, MODEL, Serve, wait_for
 
@@ -114,6 +114,16 @@ def test_wrong_option_names_flag_value_and_what_is_allowed():
 def test_environment_and_file_set_options():
     r = subprocess.run([os.path.join(BUILD, 'bin', 'tidepool'), 'serve', '--model', MODEL], capture_output=True, text=True, timeout=20, env={**os.environ, 'TIDEPOOL_FETCH': 'some'})
     assert r.returncode == 2 and 'TIDEPOOL_FETCH' in r.stderr
+
+
+def test_file_named_in_the_environment_is_for_the_launcher_alone():
+    with tempfile.NamedTemporaryFile('w', suffix='.conf') as file:
+        file.write('max-running = 3\n')
+        file.flush()
+        with Serve(workers=1, env={'TIDEPOOL_CONFIG': file.name}) as s:
+            assert s.complete(STORY)['choices'][0]['text']
+            assert '--max-running=3' in s.command_of('worker-0')
+            assert '--drain-timeout=20' in s.command_of('router')
 
 
 @pytest.mark.parametrize('program', ['tidepool', 'tidepool-router', 'tidepool-worker', 'tidepool-kvstore'])
