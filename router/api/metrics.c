@@ -132,7 +132,7 @@ void metrics_write(const struct metrics *m, struct buf *out)
     write_histogram(out, "time_to_first_token_seconds", "From a whole request to its first token.", &m->ttft);
     write_histogram(out, "inter_token_latency_seconds", "Between two tokens of an answer.", &m->itl);
     write_histogram(out, "e2e_request_latency_seconds", "From a whole request to the end of its answer.", &m->e2e);
-    write_histogram(out, "request_queue_time_seconds", "Waiting for prefill to begin, in the router and in the worker.", &m->queue);
+    write_histogram(out, "request_queue_time_seconds", "Waiting in the worker for prefill to begin.", &m->queue);
     write_histogram(out, "request_prefill_time_seconds", "Prefill.", &m->prefill);
     write_histogram(out, "request_decode_time_seconds", "From the first token to the last.", &m->decode);
     write_histogram(out, "request_prompt_tokens", "Prompt tokens of a request.", &m->prompt_size);
