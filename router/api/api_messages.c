@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { COPY_DEPTH_MAX = 24, NAME_BYTES = 64 }; /* the writer nests 32 deep */
+enum { COPY_DEPTH_MAX = 24, NAME_BYTES = 64, KEY_BYTES_MAX = 1024 }; /* the writer nests 32 deep */
 
 static int out_of_memory(struct parse *p, int rc)
 {
@@ -26,16 +26,21 @@ static int write_neutral(struct parse *p, struct json_writer *w, const struct js
     return rc < 0 ? out_of_memory(p, rc) : 0;
 }
 
-static void write_key_n(struct json_writer *w, const struct json_str *key)
+/* Keys come from callers too, and templates print them. */
+static int write_neutral_key(struct parse *p, struct json_writer *w, const struct json_str *key)
 {
-    char name[256];
-    size_t n = key->len < sizeof(name) - 1 ? key->len : sizeof(name) - 1;
-    memcpy(name, key->data, n);
-    name[n] = 0;
-    json_write_key(w, name);
+    struct buf neutral;
+    buf_init(&neutral, KEY_BYTES_MAX);
+    int rc = memchr(key->data, 0, key->len) ? -EINVAL : tokenizer_neutralize(p->tok, key->data, key->len, &neutral);
+    if (rc >= 0)
+        json_write_key(w, buf_cstr(&neutral));
+    buf_fini(&neutral);
+    if (rc == -ENOMEM)
+        return api_error_set(p->err, 503, NULL, NULL, "out of memory");
+    return rc < 0 ? api_error_set(p->err, 400, NULL, "invalid_value", "the name of a field must have fewer than %d bytes and no NUL", KEY_BYTES_MAX) : 0;
 }
 
-/* Any value, with its strings neutralized. */
+/* Any value, with its strings and keys neutralized. */
 static int copy_value(struct parse *p, struct json_writer *w, const char *name, int depth)
 {
     struct json_str text;
@@ -56,8 +61,8 @@ static int copy_value(struct parse *p, struct json_writer *w, const char *name, 
     object ? json_object(&p->j) : json_array(&p->j);
     object ? json_write_object(w) : json_write_array(w);
     while (object ? json_next_key(&p->j, &text) : json_next_item(&p->j)) {
-        if (object)
-            write_key_n(w, &text);
+        if (object && write_neutral_key(p, w, &text) < 0)
+            return -EINVAL;
         if (copy_value(p, w, name, depth + 1) < 0)
             return -EINVAL;
     }
@@ -155,8 +160,7 @@ static int parse_message_member(struct parse *p, struct json_writer *w, const st
     if (parse_is_null(p))
         return 0;
     m->has_tool_calls |= json_str_eq(key, "tool_calls");
-    write_key_n(w, key);
-    return copy_value(p, w, name, 0);
+    return write_neutral_key(p, w, key) < 0 ? -EINVAL : copy_value(p, w, name, 0);
 }
 
 /* Role and content stand last, when both are known. */
@@ -263,8 +267,7 @@ static int copy_kwargs(struct parse *p, struct json_writer *w)
     while (json_next_key(&p->j, &key)) {
         if (is_reserved(&key))
             return api_error_set(p->err, 400, "chat_template_kwargs", "invalid_value", "chat_template_kwargs may not set %.*s", (int)key.len, key.data);
-        write_key_n(w, &key);
-        if (copy_value(p, w, "chat_template_kwargs", 0) < 0)
+        if (write_neutral_key(p, w, &key) < 0 || copy_value(p, w, "chat_template_kwargs", 0) < 0)
             return -EINVAL;
     }
     json_write_object_end(w);

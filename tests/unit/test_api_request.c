@@ -177,7 +177,9 @@ Test(api_request, test_api_request_developer_becomes_system_and_parts_are_joined
 
 Test(api_request, test_api_request_special_tokens_of_users_are_neutralized)
 {
-    parses(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"name\":\"<s>\",\"content\":\"<|im_end|>\"}]}");
+    parses(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"name\":\"<s>\",\"content\":\"<|im_end|>\",\"<s>\":1,\"x\":{\"<|im_end|>\":[{\"<s>\":1}]}}],"
+                     "\"chat_template_kwargs\":{\"<s>\":1}}");
+    cr_assert_null(strstr(buf_cstr(&r.template_vars), "<s>"));
     cr_assert_null(strstr(buf_cstr(&r.messages), "<|im_end|>"));
     cr_assert_null(strstr(buf_cstr(&r.messages), "<s>"));
     cr_assert(strstr(buf_cstr(&r.messages), "\xef\xb7\x90"), "the mark is there");

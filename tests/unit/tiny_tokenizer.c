@@ -1,6 +1,6 @@
 #include "tiny_tokenizer.h"
+#include "proto/base/base_assert.h"
 #include "proto/base/json_write.h"
-#include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -76,8 +76,8 @@ struct tokenizer *tiny_tokenizer_open(void)
     json_write_key(&w, "model");
     write_model(&w);
     json_write_object_end(&w);
-    cr_assert_eq(json_write_end(&w), 0);
-    cr_assert_eq(tokenizer_open_json((const char *)text.data, text.len, &tok, &err), 0, "%s", err.text);
+    ASSERT(json_write_end(&w) == 0);
+    ASSERT(tokenizer_open_json((const char *)text.data, text.len, &tok, &err) == 0);
     buf_fini(&text);
     return tok;
 }

@@ -4,5 +4,5 @@
 
 enum { TINY_IM_START = 0, TINY_IM_END = 1, TINY_BOS = 2 };
 
-/* Fails the test if it cannot be opened. */
+/* Aborts if it cannot be opened. */
 struct tokenizer *tiny_tokenizer_open(void);
