@@ -70,12 +70,11 @@ static void on_guard(void *arg)
     loop_stop(loop);
 }
 
+/* In the place of the server that setup has started. */
 static void start(const struct http_config *config)
 {
     struct error err;
-    signal(SIGPIPE, SIG_IGN);
-    cr_assert_eq(loop_create(&loop), 0);
-    cr_assert_eq(loop_timer_add(loop, on_guard, NULL, &guard), 0);
+    http_server_free(server);
     cr_assert_eq(http_server_create(loop, config, &server, &err), 0, "%s", err.text);
 }
 
@@ -88,6 +87,9 @@ static struct http_config defaults(void)
 static void setup(void)
 {
     struct http_config config = defaults();
+    signal(SIGPIPE, SIG_IGN);
+    cr_assert_eq(loop_create(&loop), 0);
+    cr_assert_eq(loop_timer_add(loop, on_guard, NULL, &guard), 0);
     start(&config);
 }
 
@@ -420,7 +422,7 @@ Test(http_server, test_http_server_gathers_the_events_of_a_turn_into_one_chunk)
     hang_up(c);
 }
 
-Test(http_server, test_http_server_stream_survives_the_idle_timeout_and_gets_keep_alives, .init = NULL)
+Test(http_server, test_http_server_stream_survives_the_idle_timeout_and_gets_keep_alives)
 {
     struct http_config config = defaults();
     config.idle_timeout_s = 1;
@@ -482,12 +484,12 @@ static void trickle(const char *begin)
     hang_up(c);
 }
 
-Test(http_server, test_http_server_ends_trickling_headers_with_408, .init = NULL)
+Test(http_server, test_http_server_ends_trickling_headers_with_408)
 {
     trickle("GET /x HTTP/1.1\r\nX-");
 }
 
-Test(http_server, test_http_server_ends_trickling_bodies_with_408, .init = NULL)
+Test(http_server, test_http_server_ends_trickling_bodies_with_408)
 {
     trickle("POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4000\r\n\r\n");
 }
@@ -528,7 +530,7 @@ Test(http_server, test_http_server_cors_is_off_unless_configured)
     hang_up(c);
 }
 
-Test(http_server, test_http_server_cors_answers_allowed_origins_only, .init = NULL)
+Test(http_server, test_http_server_cors_answers_allowed_origins_only)
 {
     struct http_config config = defaults();
     config.allowed_origins = "http://a,http://b";
