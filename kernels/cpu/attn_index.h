@@ -39,39 +39,34 @@ static void index_query_init(struct index_query *iq, const float *q, int heads, 
 }
 
 /* Logits of one page's 16 tokens for `heads` heads; head h at s + h * ld_s. */
-ALWAYS_INLINE void index_page_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *page, const int heads, float *s, int64_t ld_s)
+SPECIALIZE void index_page_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *page, const int heads, float *s, int64_t ld_s)
 {
     v16i dot[ATTN_HEADS];
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
+    UNROLL for (int h = 0; h < heads; h++)
         dot[h] = v16i_zero();
     int groups = iq->d / 16;
     for (int first = 0; first < groups; first += QDOT_INDEX_GROUPS) {
         int end = first + QDOT_INDEX_GROUPS < groups ? first + QDOT_INDEX_GROUPS : groups;
         qdot_narrow sum[ATTN_HEADS];
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++)
+        UNROLL for (int h = 0; h < heads; h++)
             sum[h] = qdot_narrow_zero();
         for (int g = first; g < end; g++) {
             qdot_fields fields = qdot_index_load(page->index + 64 * g);
-#pragma GCC unroll 4
-            for (int h = 0; h < heads; h++)
+            UNROLL for (int h = 0; h < heads; h++)
                 sum[h] = qdot_index_step(sum[h], &fields, &iq->bytes[h][4 * g]);
         }
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++)
+        UNROLL for (int h = 0; h < heads; h++)
             dot[h] = qdot_widen(dot[h], sum[h]);
     }
     v16 step = v16_load_fp16((const uint16_t *)(page->index + layout->index_step)), min = v16_load_fp16((const uint16_t *)(page->index + layout->index_min));
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++) {
+    UNROLL for (int h = 0; h < heads; h++) {
         v16 code = v16_from_i32(v16i_add(v16i_shl(dot[h], 7), v16i_set1(iq->sum63[h])));
         v16 logit = v16_fma(v16_mul(step, code), v16_set1(iq->half_step[h]), v16_mul(min, v16_set1(iq->step_sum[h])));
         v16_store(s + h * ld_s, attn_mask_tokens(logit, page->tokens));
     }
 }
 
-ALWAYS_INLINE void index_segment_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, const int heads, float *s)
+SPECIALIZE void index_segment_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, const int heads, float *s)
 {
     for (int i = 0; i < n; i++) {
         if (i + 4 < n) /* entries of a block lie together, blocks lie anywhere */

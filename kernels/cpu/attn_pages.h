@@ -36,44 +36,38 @@ static void page_query_init(struct page_query *pq, const float *q, int heads, in
     }
 }
 
-ALWAYS_INLINE void page_logits_k8(const struct page_query *pq, const struct subpage_layout *l, const struct kv_page *page, const int heads, float *s)
+SPECIALIZE void page_logits_k8(const struct page_query *pq, const struct subpage_layout *l, const struct kv_page *page, const int heads, float *s)
 {
     qdot_sum sum[ATTN_HEADS];
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
+    UNROLL for (int h = 0; h < heads; h++)
         sum[h] = qdot_zero();
     for (int g = 0; g < pq->d / 4; g++) {
         qdot_codes codes = qdot_load(page->page + l->keys + 64 * g);
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++)
+        UNROLL for (int h = 0; h < heads; h++)
             sum[h] = qdot_step(sum[h], codes, &pq->digits[h][g]);
     }
     v16 step = v16_load_fp16((const uint16_t *)(page->page + l->key_step)), min = v16_load_fp16((const uint16_t *)(page->page + l->key_min));
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++) {
+    UNROLL for (int h = 0; h < heads; h++) {
         v16 code = v16_from_i32(qdot_total(sum[h]));
         v16 logit = v16_fma(v16_mul(step, code), v16_set1(pq->step[h]), v16_mul(min, v16_set1(pq->step_sum[h])));
         v16_store(s + h * PAGES_TOKENS, attn_mask_tokens(logit, page->tokens));
     }
 }
 
-ALWAYS_INLINE void page_logits_bf16(const struct page_query *pq, const struct subpage_layout *l, const struct kv_page *page, const int heads, float *s)
+SPECIALIZE void page_logits_bf16(const struct page_query *pq, const struct subpage_layout *l, const struct kv_page *page, const int heads, float *s)
 {
     v16 acc[ATTN_HEADS];
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
+    UNROLL for (int h = 0; h < heads; h++)
         acc[h] = v16_zero();
     for (int g = 0; g < pq->d / 2; g++) {
         v16i pair = v16i_load(page->page + l->keys + 64 * g);
         v16 even = v16_from_bits(v16i_shl(pair, 16)), odd = v16_from_bits(v16i_and(pair, v16i_set1((int32_t)0xFFFF0000u)));
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) {
+        UNROLL for (int h = 0; h < heads; h++) {
             acc[h] = v16_fma(v16_set1(pq->q[h * pq->d + 2 * g]), even, acc[h]);
             acc[h] = v16_fma(v16_set1(pq->q[h * pq->d + 2 * g + 1]), odd, acc[h]);
         }
     }
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
+    UNROLL for (int h = 0; h < heads; h++)
         v16_store(s + h * PAGES_TOKENS, attn_mask_tokens(acc[h], page->tokens));
 }
 
@@ -82,7 +76,7 @@ ALWAYS_INLINE const struct subpage_layout *page_layout_of(const struct block_lay
     return page->sink ? &layout->sink : &layout->page;
 }
 
-ALWAYS_INLINE void pages_logits(const struct page_query *pq, const struct block_layout *layout, const struct kv_page *const *pages, int n, const int heads, float *s)
+SPECIALIZE void pages_logits(const struct page_query *pq, const struct block_layout *layout, const struct kv_page *const *pages, int n, const int heads, float *s)
 {
     for (int i = 0; i < n; i++) {
         const struct subpage_layout *l = page_layout_of(layout, pages[i]);
@@ -101,7 +95,7 @@ static const float v4_unshift[SUBPAGE_TOKENS] = {0x1p-0f, 0x1p-8f, 0x1p-16f, 0x1
                                                  0x1p-0f, 0x1p-8f, 0x1p-16f, 0x1p-24f, 0x1p-4f, 0x1p-12f, 0x1p-20f, 1.0f};
 
 /* Codes of token `t` of 8 from the 4 bytes of 16 channels, times 2^(their place), except the topmost, whose place is the sign's. */
-ALWAYS_INLINE v16 v4_codes(v16i x, const int t)
+SPECIALIZE v16 v4_codes(v16i x, const int t)
 {
     int shift = t < 4 ? 8 * t : 8 * (t - 4) + 4;
     return v16_from_i32(shift == 28 ? v16i_shr(x, 28) : v16i_and(x, v16i_set1(15 << (shift & 31))));
@@ -112,49 +106,43 @@ struct page_output {
     v16 acc[ATTN_HEADS][2];
 };
 
-ALWAYS_INLINE void page_output_add(struct page_output *out, const v16 *x, const float *w, const int heads, const int cols)
+SPECIALIZE void page_output_add(struct page_output *out, const v16 *x, const float *w, const int heads, const int cols)
 {
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++) {
+    UNROLL for (int h = 0; h < heads; h++) {
         v16 weight = v16_set1(w[h * PAGES_TOKENS]);
-#pragma GCC unroll 2
-        for (int j = 0; j < cols; j++)
+        UNROLL for (int j = 0; j < cols; j++)
             out->acc[h][j] = v16_fma(weight, x[j], out->acc[h][j]);
     }
 }
 
-ALWAYS_INLINE void page_values_v4(struct page_output *out, const uint8_t *values, int d, int c, const float *w, const int heads, const int cols)
+SPECIALIZE void page_values_v4(struct page_output *out, const uint8_t *values, int d, int c, const float *w, const int heads, const int cols)
 {
     for (int half = 0; half < 2; half++) {
         const uint8_t *bytes = values + (half * d + c) * 4;
-#pragma GCC unroll 8
-        for (int t = 0; t < 8; t++) {
+        UNROLL for (int t = 0; t < 8; t++) {
             v16 x[2];
-#pragma GCC unroll 2
-            for (int j = 0; j < cols; j++)
+            UNROLL for (int j = 0; j < cols; j++)
                 x[j] = v4_codes(v16i_load(bytes + 64 * j), t);
             page_output_add(out, x, w + 8 * half + t, heads, cols);
         }
     }
 }
 
-ALWAYS_INLINE void page_values_v8(struct page_output *out, const uint8_t *values, int d, int c, const float *w, const int heads, const int cols)
+SPECIALIZE void page_values_v8(struct page_output *out, const uint8_t *values, int d, int c, const float *w, const int heads, const int cols)
 {
     for (int t = 0; t < SUBPAGE_TOKENS; t++) {
         v16 x[2];
-#pragma GCC unroll 2
-        for (int j = 0; j < cols; j++)
+        UNROLL for (int j = 0; j < cols; j++)
             x[j] = v16_from_i32(v16i_load_u8(values + t * d + c + LANES * j));
         page_output_add(out, x, w + t, heads, cols);
     }
 }
 
-ALWAYS_INLINE void page_values_bf16(struct page_output *out, const uint8_t *values, int d, int c, const float *w, const int heads, const int cols)
+SPECIALIZE void page_values_bf16(struct page_output *out, const uint8_t *values, int d, int c, const float *w, const int heads, const int cols)
 {
     for (int t = 0; t < SUBPAGE_TOKENS; t++) {
         v16 x[2];
-#pragma GCC unroll 2
-        for (int j = 0; j < cols; j++)
+        UNROLL for (int j = 0; j < cols; j++)
             x[j] = v16_load_bf16((const uint16_t *)values + t * d + c + LANES * j);
         page_output_add(out, x, w + t, heads, cols);
     }
@@ -185,14 +173,12 @@ static void pages_value_weights(const struct block_layout *layout, const struct 
 }
 
 /* Channels c .. c + 16 cols - 1, all in one group of 32. */
-ALWAYS_INLINE void pages_output(const struct block_layout *layout, const struct kv_page *const *pages, int n, int d, int c, const float *w, const float *bias,
+SPECIALIZE void pages_output(const struct block_layout *layout, const struct kv_page *const *pages, int n, int d, int c, const float *w, const float *bias,
                                 const int heads, const int cols, float *o)
 {
     struct page_output out;
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
-#pragma GCC unroll 2
-        for (int j = 0; j < cols; j++)
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int j = 0; j < cols; j++)
             out.acc[h][j] = v16_zero();
     for (int i = 0; i < n; i++) {
         const struct subpage_layout *l = page_layout_of(layout, pages[i]);
@@ -205,14 +191,12 @@ ALWAYS_INLINE void pages_output(const struct block_layout *layout, const struct 
         else
             page_values_bf16(&out, values, d, c, page_w, heads, cols);
     }
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
-#pragma GCC unroll 2
-        for (int j = 0; j < cols; j++)
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int j = 0; j < cols; j++)
             v16_store(o + h * d + c + LANES * j, v16_add(out.acc[h][j], v16_set1(bias[h])));
 }
 
-ALWAYS_INLINE void pages_run(const struct page_query *pq, const struct block_layout *layout, const struct kv_page *const *pages, int n, const int heads, const int cols,
+SPECIALIZE void pages_run(const struct page_query *pq, const struct block_layout *layout, const struct kv_page *const *pages, int n, const int heads, const int cols,
                              float *ml, float *o)
 {
     float s[ATTN_HEADS * PAGES_TOKENS] __attribute__((aligned(64))), w[ATTN_HEADS * PAGES_TOKENS] __attribute__((aligned(64)));

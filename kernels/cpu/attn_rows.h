@@ -11,36 +11,29 @@ enum {
 };
 
 /* out[h][c] of `cols` * 16 channels from c on: chains over all rows in registers. */
-ALWAYS_INLINE void attn_rows_output(const uint16_t *v, int n, int d, const float *weights, const int heads, const int cols, float *out)
+SPECIALIZE void attn_rows_output(const uint16_t *v, int n, int d, const float *weights, const int heads, const int cols, float *out)
 {
     v16 acc[ATTN_HEADS][4];
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
-#pragma GCC unroll 4
-        for (int j = 0; j < cols; j++)
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int j = 0; j < cols; j++)
             acc[h][j] = v16_zero();
     for (int i = 0; i < n; i++) {
         v16 x[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < cols; j++)
+        UNROLL for (int j = 0; j < cols; j++)
             x[j] = v16_load_bf16(v + (int64_t)i * d + j * LANES);
-#pragma GCC unroll 4
-        for (int h = 0; h < heads; h++) {
+        UNROLL for (int h = 0; h < heads; h++) {
             v16 w = v16_set1(weights[h * ROWS_SEGMENT + i]);
-#pragma GCC unroll 4
-            for (int j = 0; j < cols; j++)
+            UNROLL for (int j = 0; j < cols; j++)
                 acc[h][j] = v16_fma(w, x[j], acc[h][j]);
         }
     }
-#pragma GCC unroll 4
-    for (int h = 0; h < heads; h++)
-#pragma GCC unroll 4
-        for (int j = 0; j < cols; j++)
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int j = 0; j < cols; j++)
             v16_store(out + h * d + j * LANES, acc[h][j]);
 }
 
 /* `wide` columns at a time while they last, then single ones. More chains for few heads, so that their latency is hidden. */
-ALWAYS_INLINE void attn_rows_outputs(const uint16_t *v, int n, int d, const float *weights, const int heads, const int wide, float *out)
+SPECIALIZE void attn_rows_outputs(const uint16_t *v, int n, int d, const float *weights, const int heads, const int wide, float *out)
 {
     int c = 0;
     for (; c + wide * LANES <= d; c += wide * LANES)

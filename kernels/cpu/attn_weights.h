@@ -9,7 +9,7 @@ enum { ATTN_HEADS = 4 }; /* query heads of a group that share one pass over the 
 #define ATTN_WEIGHT_CUT -60.0f
 
 /* s[n], n a multiple of 16, padded or masked with -INFINITY: becomes exp(s - max s). ret_ml = (max, sum); an empty run gives (-INFINITY, 0) and zeros. */
-ALWAYS_INLINE void attn_weights(float *s, int n, float ret_ml[2])
+SPECIALIZE void attn_weights(float *s, int n, float ret_ml[2])
 {
     v16 max = v16_set1(-INFINITY), sum = v16_zero();
     for (int i = 0; i < n; i += LANES)
@@ -26,7 +26,7 @@ ALWAYS_INLINE void attn_weights(float *s, int n, float ret_ml[2])
 }
 
 /* s where bit t of `tokens` is set, else -INFINITY. */
-ALWAYS_INLINE v16 attn_mask_tokens(v16 s, uint16_t tokens)
+SPECIALIZE v16 attn_mask_tokens(v16 s, uint16_t tokens)
 {
     static const int32_t bit[LANES] = {1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
     v16i bits = v16i_load(bit);
@@ -34,7 +34,7 @@ ALWAYS_INLINE v16 attn_mask_tokens(v16 s, uint16_t tokens)
 }
 
 /* Quantizes q[d] to integers within +-max, ties to even: q ~ step * ret_q. Returns step; 0 and zeros for a query without any magnitude. */
-ALWAYS_INLINE float attn_quantize(const float *q, int d, float max, int32_t *ret_q)
+SPECIALIZE float attn_quantize(const float *q, int d, float max, int32_t *ret_q)
 {
     v16 largest = v16_zero();
     for (int c = 0; c < d; c += LANES)

@@ -13,7 +13,7 @@
 #define CODEC_LIMIT 65504.0f /* largest finite fp16 */
 
 /* 16 values as they are coded: NaN is 0, beyond +-65504 is clamped. *n_bad, 16 lanes, counts what was not finite. */
-ALWAYS_INLINE v16 codec_load(const bf16_t *x, v16i *n_bad)
+SPECIALIZE v16 codec_load(const bf16_t *x, v16i *n_bad)
 {
     v16 v = v16_load_bf16(x);
     v16m finite = v16_lt(v16_abs(v), v16_set1(INFINITY));
@@ -42,7 +42,7 @@ ALWAYS_INLINE void codec_scale(float low, float high, float levels, uint16_t *re
 }
 
 /* code = clamp(round((x - min) / step)), as int32 lanes. */
-ALWAYS_INLINE v16i codec_codes(v16 x, uint16_t step, uint16_t min, float levels)
+SPECIALIZE v16i codec_codes(v16 x, uint16_t step, uint16_t min, float levels)
 {
     if (step == 0)
         return v16i_zero();
@@ -51,7 +51,7 @@ ALWAYS_INLINE v16i codec_codes(v16 x, uint16_t step, uint16_t min, float levels)
 }
 
 /* Codes n values (a multiple of 16, at most KV_MAX_DIM), one byte each. */
-ALWAYS_INLINE void codec_row(const bf16_t *x, int n, float levels, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min, v16i *n_bad)
+SPECIALIZE void codec_row(const bf16_t *x, int n, float levels, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min, v16i *n_bad)
 {
     v16 v[KV_MAX_DIM / LANES], low = v16_set1(INFINITY), high = v16_set1(-INFINITY);
     for (int c = 0; c < n / LANES; c++) {

@@ -15,7 +15,7 @@ static void page_read_bf16(const struct subpage_layout *l, const uint8_t *page, 
 }
 
 /* 16 bytes of codes to bf16: fma(step, code, min), rounded. */
-ALWAYS_INLINE void page_read16(const uint8_t *codes, uint16_t step, uint16_t min, bf16_t *x)
+SPECIALIZE void page_read16(const uint8_t *codes, uint16_t step, uint16_t min, bf16_t *x)
 {
     v16_store_bf16(x, v16_fma(v16_set1(fp16_to_float(step)), v16_from_i32(v16i_load_u8(codes)), v16_set1(fp16_to_float(min))));
 }

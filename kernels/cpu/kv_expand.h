@@ -8,14 +8,13 @@ enum { KV_MAX_DIM = 256 };
 
 /* Sixteen keys as a panel [d][16]: key i in lane i. Rows from n_rows (0..16) on are zeros and are not read. d is a multiple of 16, at most KV_MAX_DIM.
  * Two dims are one 32-bit lane until the transpose is done, which halves the shuffles. */
-ALWAYS_INLINE void kv_expand_keys16(const uint16_t *keys, int64_t ld, int n_rows, int d, float *panel)
+SPECIALIZE void kv_expand_keys16(const uint16_t *keys, int64_t ld, int n_rows, int d, float *panel)
 {
     const v16i upper = v16i_set1((int32_t)0xFFFF0000u);
     for (int c = 0; c < d; c += 2 * LANES) {
         v16i r[LANES];
         bool half = c + LANES == d;
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
+        UNROLL for (int i = 0; i < LANES; i++) {
             if (i >= n_rows) {
                 r[i] = v16i_zero();
             } else if (half) {
@@ -27,8 +26,7 @@ ALWAYS_INLINE void kv_expand_keys16(const uint16_t *keys, int64_t ld, int n_rows
             }
         }
         transpose16(r);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
+        UNROLL for (int i = 0; i < LANES; i++) {
             if (half && i >= LANES / 2)
                 break;
             v16_store(panel + (c + 2 * i) * LANES, v16_from_bits(v16i_shl(r[i], 16)));

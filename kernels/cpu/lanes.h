@@ -51,6 +51,13 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
+/* For functions whose constant arguments (heads, rows, columns) are to be compiled in. Plain C takes them as they come: a copy for each would cost compile time and gain nothing. */
+#if CPU_ISA_BUILD == 0
+#define SPECIALIZE static __attribute__((unused))
+#else
+#define SPECIALIZE ALWAYS_INLINE
+#endif
+
 #if CPU_ISA_BUILD == 0
 #define ISA(name) name##_plain
 #include "kernels/cpu/lanes_plain.h"

@@ -23,39 +23,32 @@ struct panel_gemm {
     int64_t ld_c;
 };
 
-ALWAYS_INLINE void panel_gemm_tile(const struct panel_gemm *g, int row, int panel, const int rows, const int cols, const bool accumulate)
+SPECIALIZE void panel_gemm_tile(const struct panel_gemm *g, int row, int panel, const int rows, const int cols, const bool accumulate)
 {
     const float *a = g->a + row * g->ld_a, *b = g->b + panel * g->panel_stride;
     float *c = g->c + row * g->ld_c + panel * LANES;
     int64_t ld_a = g->ld_a, stride = g->panel_stride, ld_c = g->ld_c;
     v16 acc[PANEL_TILE_ROWS][PANEL_TILE_COLS];
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int p = 0; p < cols; p++)
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < cols; p++)
             acc[r][p] = accumulate ? v16_load(c + r * ld_c + p * LANES) : v16_zero();
     for (int k = 0; k < g->n_k; k++) {
         v16 column[PANEL_TILE_COLS];
-#pragma GCC unroll 2
-        for (int p = 0; p < cols; p++)
+        UNROLL for (int p = 0; p < cols; p++)
             column[p] = v16_load(b + p * stride + (int64_t)k * LANES);
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
+        UNROLL for (int r = 0; r < rows; r++) {
             v16 x = v16_set1(a[r * ld_a + k]);
-#pragma GCC unroll 2
-            for (int p = 0; p < cols; p++)
+            UNROLL for (int p = 0; p < cols; p++)
                 acc[r][p] = v16_fma(x, column[p], acc[r][p]);
         }
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int p = 0; p < cols; p++)
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < cols; p++)
             v16_store(c + r * ld_c + p * LANES, acc[r][p]);
 }
 
 /* All rows of one group of panels. What a full tile leaves is done by tiles of 8, 4, 2 and 1 rows. */
-ALWAYS_INLINE void panel_gemm_column(const struct panel_gemm *g, int panel, const int cols, const bool accumulate)
+SPECIALIZE void panel_gemm_column(const struct panel_gemm *g, int panel, const int cols, const bool accumulate)
 {
     int row = 0;
     for (; row + PANEL_TILE_ROWS <= g->n_rows; row += PANEL_TILE_ROWS)
@@ -77,7 +70,7 @@ ALWAYS_INLINE void panel_gemm_column(const struct panel_gemm *g, int panel, cons
 }
 
 /* `accumulate`: the chains start from c instead of 0. */
-ALWAYS_INLINE void panel_gemm_run(const struct panel_gemm *g, const bool accumulate)
+SPECIALIZE void panel_gemm_run(const struct panel_gemm *g, const bool accumulate)
 {
     int panel = 0;
     for (; panel + PANEL_TILE_COLS <= g->n_panels; panel += PANEL_TILE_COLS)

@@ -58,8 +58,7 @@ ALWAYS_INLINE qdot_fields qdot_index_load(const uint8_t *codes)
 ALWAYS_INLINE qdot_narrow qdot_narrow_zero(void) { return v16i_zero(); }
 ALWAYS_INLINE qdot_narrow qdot_index_step(qdot_narrow sum, const qdot_fields *f, const uint32_t q[4])
 {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
+    UNROLL for (int j = 0; j < 4; j++)
         sum = _mm512_dpbusd_epi32(sum, f->field[j], v16i_set1((int32_t)q[j]));
     return sum;
 }
@@ -107,8 +106,7 @@ ALWAYS_INLINE qdot_fields qdot_index_load(const uint8_t *codes)
 ALWAYS_INLINE qdot_narrow qdot_narrow_zero(void) { return v16i_zero(); }
 ALWAYS_INLINE qdot_narrow qdot_index_step(qdot_narrow sum, const qdot_fields *f, const uint32_t q[4])
 {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
+    UNROLL for (int j = 0; j < 4; j++) {
         __m256i bytes = _mm256_set1_epi32((int32_t)q[j]);
         sum.lo = _mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(f->field[j].lo, bytes));
         sum.hi = _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(f->field[j].hi, bytes));

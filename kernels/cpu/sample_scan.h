@@ -18,7 +18,7 @@ struct scan_row {
     int32_t id;
 };
 
-ALWAYS_INLINE v16 scan_load(const float *x, int i, int n)
+SPECIALIZE v16 scan_load(const float *x, int i, int n)
 {
     v16 low = v16_set1(-INFINITY), v;
     if (n - i >= LANES) {
@@ -53,12 +53,12 @@ static int32_t scan_first_equal(const float *x, int n, float max)
     return 0;
 }
 
-ALWAYS_INLINE v16 scan_exponent(const struct scan_row *r, int i)
+SPECIALIZE v16 scan_exponent(const struct scan_row *r, int i)
 {
     return v16_mul(v16_sub(scan_load(r->x, i, r->n), v16_set1(r->max)), v16_set1(r->inverse_temperature));
 }
 
-ALWAYS_INLINE v16 scan_weight(const struct scan_row *r, int i, v16 z)
+SPECIALIZE v16 scan_weight(const struct scan_row *r, int i, v16 z)
 {
     static const int32_t lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16 w = v16_exp_nonpositive(z), id = v16_from_i32(v16i_add(v16i_set1(i), v16i_load(lane)));
@@ -67,7 +67,7 @@ ALWAYS_INLINE v16 scan_weight(const struct scan_row *r, int i, v16 z)
 }
 
 /* Weights of the chunk that starts at `first`, summed; stored in w [SCAN_CHUNK] if not NULL. */
-ALWAYS_INLINE float scan_chunk(const struct scan_row *r, int first, float *w)
+SPECIALIZE float scan_chunk(const struct scan_row *r, int first, float *w)
 {
     v16 sum = v16_zero();
     int end = r->n - first < SCAN_CHUNK ? r->n : first + SCAN_CHUNK;
@@ -99,7 +99,7 @@ struct scan_histogram {
 };
 static const float scan_bounds[SCAN_BOUNDS] = {-1, -2.5f, -5, -9, -INFINITY};
 
-ALWAYS_INLINE void scan_histogram_chunk(const struct scan_row *r, int first, struct scan_histogram *h)
+SPECIALIZE void scan_histogram_chunk(const struct scan_row *r, int first, struct scan_histogram *h)
 {
     v16 weight[SCAN_BOUNDS], count[SCAN_BOUNDS], one = v16_set1(1.0f), zero = v16_zero();
     for (int b = 0; b < SCAN_BOUNDS; b++)
@@ -108,8 +108,7 @@ ALWAYS_INLINE void scan_histogram_chunk(const struct scan_row *r, int first, str
     for (int i = first; i < end; i += LANES) {
         v16 z = scan_exponent(r, i), w = scan_weight(r, i, z);
         v16 kept = v16_select(v16_lt(zero, w), one, zero); /* what has no weight is no candidate */
-#pragma GCC unroll 5
-        for (int b = 0; b < SCAN_BOUNDS; b++) {
+        UNROLL for (int b = 0; b < SCAN_BOUNDS; b++) {
             v16m above = v16_le(v16_set1(scan_bounds[b]), z);
             weight[b] = v16_add(weight[b], v16_select(above, w, zero));
             count[b] = v16_add(count[b], v16_select(above, kept, zero));
