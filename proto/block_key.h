@@ -1,4 +1,4 @@
-/* Content addresses of blocks (DESIGN 4.2). key_0 = H(fingerprint, salt), key_j = H(key_{j-1}, token ids of block j, little-endian uint32), H = BLAKE2b-256
+/* Content addresses of blocks (docs/design.md, block identity). key_0 = H(fingerprint, salt), key_j = H(key_{j-1}, token ids of block j, little-endian uint32), H = BLAKE2b-256
  * (libsodium). The router computes the same keys to choose a worker. Any thread; call sodium_init() once at start. */
 #pragma once
 #include <stddef.h>

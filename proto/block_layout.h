@@ -28,7 +28,7 @@
  * Values that are not finite are clamped to +-65504 first, NaN to 0; the encoder reports how many it saw.
  * A decoded value is fma(step, code, min) in fp32; what prefill attends is that value rounded to bf16.
  *
- * Source: DESIGN 4.3, research/fidelity-study.md (K8 rotated per token, V4 in groups of 32, exact sinks, top two bits as index).
+ * Why these: docs/cache.md (keys rotated per token, values in groups of 32, exact sinks, the top two bits of the code as index).
  */
 #pragma once
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* The engine: sequences over one model on one device. Layer-major consistent prefill, tiered cache, decode as one batch (DESIGN 4 and 5).
+/* The engine: sequences over one model on one device. Layer-major consistent prefill, tiered cache, decode as one batch (docs/cache.md).
  * Single-threaded: the owner of the device and the loop makes every call. Work comes in small units, so that the scheduler can look at messages
  * and run decode steps between them.
  *

@@ -1,5 +1,5 @@
-/* Selectors: which prompt positions a KV head keeps in the fast tier, chosen at the end of a layer's prefill (DESIGN 4.5). One file each, one const table
- * each; formulas and constants follow research/kv-methods.md section 3, deviations stand in the head of the file.
+/* Selectors: which prompt positions a KV head keeps in the fast tier, chosen at the end of a layer's prefill (docs/cache.md). One file each, one const table
+ * each; formula, constants and source stand in the head of the file, and so does each deviation from the original.
  *
  * The engine owns what is mandatory: the attention sinks and the newest prompt tokens count inside the budget and are kept whatever a selector says. A selector
  * ranks only the free candidates between them. A choice is a pure function of the layer's queries and keys, so a warm run chooses what a cold one does. */

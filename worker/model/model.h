@@ -43,7 +43,7 @@ struct model_open_params {
 int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err);
 void model_close(struct model *model); /* NULL is fine */
 
-/* Identity of the KV that this model makes (DESIGN 4.2): weights, layer and head geometry, RoPE, block format and layout version, tensor-parallel degree and rank. */
+/* Identity of the KV that this model makes (docs/design.md, block identity): weights, layer and head geometry, RoPE, block format and layout version, tensor-parallel degree and rank. */
 void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES]);
 
 /* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v with gate, up. */
