@@ -39,14 +39,15 @@ static float *alone(const struct engine_config *config)
 }
 
 /* One run with the store; asynchronous answers come after every `pump_every` tokens (0: never before the end). */
-static void run_with_store(const struct engine_config *config, const float *want, int pump_every, const char *what, struct sequence_stats *ret_stats)
+static void run_with_store(const struct engine_config *config, const struct fixture_run *r, const float *want, int pump_every, const char *what,
+                           struct sequence_stats *ret_stats)
 {
     struct engine *engine = fixture_engine(&f, config, store);
-    struct sequence *seq = fixture_prefilled(engine, &run);
+    struct sequence *seq = fixture_prefilled(engine, r);
     struct error err;
     fixture_expect_same(want, sequence_logits(seq), 1, what);
-    for (int i = 0; i < N_DECODE; i++) {
-        fixture_decode(engine, seq, tokens[N_PROMPT + i]);
+    for (int i = 0; i < r->n_decode; i++) {
+        fixture_decode(engine, seq, r->tokens[r->n_prompt + i]);
         fixture_expect_same(want + (size_t)(i + 1) * TINY_VOCAB, sequence_logits(seq), 1, what);
         if (pump_every && i % pump_every == 0 && fake_store_pump(store))
             cr_assert(coverage_check(seq, &err) >= 0, "%s", err.text);
@@ -66,11 +67,11 @@ Test(engine_pool, test_cold_and_warm_in_every_format)
             config.format = format;
             float *want = alone(&config);
             config.order = order;
-            run_with_store(&config, want, 1, "cold", &cold);
+            run_with_store(&config, &run, want, 1, "cold", &cold);
             cr_expect(cold.n_cached == (order == PREFILL_LAYER_MAJOR ? 0 : 896 - 128));
             cr_expect(cold.private_blocks == 0);
             config.chunk = 70;
-            run_with_store(&config, want, 1, "warm", &warm);
+            run_with_store(&config, &run, want, 1, "warm", &warm);
             /* 900 tokens: 7 blocks, the last 32 tokens are observed, so 6 of them come from the pool. */
             cr_expect(warm.n_cached == 768, "%d tokens cached", warm.n_cached);
             cr_expect(warm.bytes_to_pool == 0, "%llu bytes written again", (unsigned long long)warm.bytes_to_pool);
@@ -84,10 +85,10 @@ Test(engine_pool, test_part_of_the_prefix_is_gone)
     struct engine_config config = fixture_config();
     struct sequence_stats stats;
     float *want = alone(&config);
-    run_with_store(&config, want, 1, "cold", &stats);
+    run_with_store(&config, &run, want, 1, "cold", &stats);
     for (int from = PROMPT_BLOCKS; from >= 0; from--) {
         fake_store_drop_from(store, (uint32_t)from);
-        run_with_store(&config, want, 7, "partly warm", &stats);
+        run_with_store(&config, &run, want, 7, "partly warm", &stats);
         cr_expect(stats.n_cached == (from < 6 ? from : 6) * BLOCK_TOKENS, "%d cached of %d blocks", stats.n_cached, from);
     }
     free(want);
@@ -99,10 +100,10 @@ Test(engine_pool, test_blocks_that_exist_behind_a_hole)
     struct engine_config config = fixture_config();
     struct sequence_stats stats;
     float *want = alone(&config);
-    run_with_store(&config, want, 1, "cold", &stats);
+    run_with_store(&config, &run, want, 1, "cold", &stats);
     for (int max = 0; max < 4; max++) {
         fake_store_answer(store, (struct fake_answers){.lookup_max = max, .full_from = -1});
-        run_with_store(&config, want, 1, "behind a hole", &stats);
+        run_with_store(&config, &run, want, 1, "behind a hole", &stats);
         cr_expect(stats.n_cached == max * BLOCK_TOKENS && stats.bytes_to_pool == 0);
     }
     free(want);
@@ -130,7 +131,7 @@ Test(engine_pool, test_store_that_refuses)
         for (int pump_every = 0; pump_every < 2; pump_every++) {
             struct sequence_stats stats;
             fake_store_answer(store, cases[i].answers);
-            run_with_store(&config, want, pump_every, cases[i].what, &stats);
+            run_with_store(&config, &run, want, pump_every, cases[i].what, &stats);
             fake_store_answer(store, honest);
             cr_assert(fake_store_n_leases(store) == 0 && fake_store_n_granted(store) == 0, "%s", cases[i].what);
             fake_store_drop_from(store, 0);
@@ -212,34 +213,49 @@ Test(engine_pool, test_cancel_with_an_answer_outstanding)
 /* Another prompt with the same tokens split elsewhere makes other bytes for the same answer: neither may take the other's. */
 Test(engine_pool, test_generated_blocks_of_another_split)
 {
+    static const struct fixture_run other = {.tokens = tokens, .n_prompt = N_PROMPT - 200, .n_decode = N_DECODE + 200};
     struct engine_config config = fixture_config();
     struct sequence_stats stats;
-    float *want = alone(&config);
-    struct engine *engine = fixture_engine(&f, &config, store);
-    const struct fixture_run other = {.tokens = tokens, .n_prompt = N_PROMPT - 200, .n_decode = N_DECODE + 200};
-    struct sequence *seq = fixture_prefilled(engine, &other);
-    for (int i = 0; i < other.n_decode; i++) {
-        fixture_decode(engine, seq, tokens[other.n_prompt + i]);
-        fake_store_pump(store);
-    }
-    sequence_free(seq);
+    struct engine *engine = fixture_engine(&f, &config, NULL);
+    float *want = fixture_logits(engine, &run, NULL), *want_other = fixture_logits(engine, &other, NULL);
     engine_free(engine);
-    run_with_store(&config, want, 1, "another split", &stats);
 
-    /* Even when the keys are shared on purpose: a sequence goes on with its own bytes. */
+    run_with_store(&config, &run, want, 1, "one split", &stats);
+    cr_expect(stats.private_blocks == 0);
+    run_with_store(&config, &other, want_other, 1, "another split", &stats);
+    cr_expect(stats.private_blocks == 0, "keys of generated blocks tell where the prompt ended");
+    run_with_store(&config, &other, want_other, 1, "the same again", &stats);
+    cr_expect(stats.private_blocks == 0 && stats.bytes_to_pool == 0, "a replay finds its own blocks");
+
+    /* With shared keys too a sequence goes on with its own bytes: the prompt's blocks are there under the keys that its generated blocks get. */
     config.reuse_generated = true;
-    engine = fixture_engine(&f, &config, store);
-    seq = fixture_prefilled(engine, &other);
-    for (int i = 0; i < other.n_decode; i++) {
-        fixture_decode(engine, seq, tokens[other.n_prompt + i]);
-        fake_store_pump(store);
-    }
-    sequence_free(seq);
-    engine_free(engine);
-    config.store_deadline_us = 1;
-    fake_store_answer(store, (struct fake_answers){.lookup_error = -ETIMEDOUT, .full_from = 0});
-    run_with_store(&config, want, 0, "reuse", &stats);
+    run_with_store(&config, &other, want_other, 1, "shared keys", &stats);
+    cr_expect(stats.private_blocks > 0);
     free(want);
+    free(want_other);
+}
+
+/* With shared keys the next turn of a conversation starts from what decoding has left. */
+Test(engine_pool, test_reuse_of_generated_blocks)
+{
+    struct engine_config config = fixture_config();
+    for (int reuse = 0; reuse < 2; reuse++) {
+        config.reuse_generated = reuse;
+        struct engine *engine = fixture_engine(&f, &config, store);
+        struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = 300, .n_decode = 600});
+        struct sequence_stats stats;
+        for (int i = 0; i < 600; i++) {
+            fixture_decode(engine, seq, tokens[300 + i]);
+            fake_store_pump(store);
+        }
+        sequence_free(seq);
+        seq = fixture_prefilled(engine, &run);
+        sequence_stats(seq, &stats);
+        sequence_free(seq);
+        cr_expect(stats.n_cached == (reuse ? 768 : 256), "%d cached", stats.n_cached);
+        engine_free(engine);
+        fake_store_drop_from(store, 0);
+    }
 }
 
 Test(engine_pool, test_exact_prefill_does_not_reuse)
@@ -250,7 +266,7 @@ Test(engine_pool, test_exact_prefill_does_not_reuse)
     config.values = PREFILL_EXACT;
     float *want = alone(&config);
     for (int i = 0; i < 2; i++) {
-        run_with_store(&config, want, 1, "exact", &stats);
+        run_with_store(&config, &run, want, 1, "exact", &stats);
         cr_expect(stats.n_cached == 0);
     }
     struct engine *engine = fixture_engine(&f, &config, NULL);
