@@ -214,15 +214,19 @@ Test(engine_pool, test_cancel_with_an_answer_outstanding)
 Test(engine_pool, test_generated_blocks_of_another_split)
 {
     static const struct fixture_run other = {.tokens = tokens, .n_prompt = N_PROMPT - 200, .n_decode = N_DECODE + 200};
+    static const struct fixture_run near = {.tokens = tokens, .n_prompt = N_PROMPT + 3, .n_decode = N_DECODE - 3};
     struct engine_config config = fixture_config();
     struct sequence_stats stats;
     struct engine *engine = fixture_engine(&f, &config, NULL);
     float *want = fixture_logits(engine, &run, NULL), *want_other = fixture_logits(engine, &other, NULL);
+    float *want_near = fixture_logits(engine, &near, NULL);
     engine_free(engine);
 
     run_with_store(&config, &run, want, 1, "one split", &stats);
     cr_expect(stats.private_blocks == 0);
     run_with_store(&config, &other, want_other, 1, "another split", &stats);
+    cr_expect(stats.private_blocks == 0);
+    run_with_store(&config, &near, want_near, 1, "another split in the same block", &stats);
     cr_expect(stats.private_blocks == 0, "keys of generated blocks tell where the prompt ended");
     run_with_store(&config, &other, want_other, 1, "the same again", &stats);
     cr_expect(stats.private_blocks == 0 && stats.bytes_to_pool == 0, "a replay finds its own blocks");
@@ -233,6 +237,7 @@ Test(engine_pool, test_generated_blocks_of_another_split)
     cr_expect(stats.private_blocks > 0);
     free(want);
     free(want_other);
+    free(want_near);
 }
 
 /* With shared keys the next turn of a conversation starts from what decoding has left. */
