@@ -242,7 +242,7 @@ static void expect_same(struct real_model *m, const struct engine_config *config
 
 Test(engine_model, test_same_bits_for_chunks_threads_and_orders)
 {
-    enum { N_PROMPT = 700, N_DECODE = 6 };
+    enum { N_PROMPT = 550, N_DECODE = 4 };
     static const int chunks[] = {64, 128, MAX_TOKENS};
     static int32_t tokens[N_PROMPT + N_DECODE];
     struct real_model one, two;
@@ -266,7 +266,7 @@ Test(engine_model, test_same_bits_for_chunks_threads_and_orders)
 /* Plain C is slow, so the prompt is short: one whole block and a part, with everything but a few tokens slow. */
 Test(engine_model, test_same_bits_for_instruction_sets)
 {
-    enum { N_PROMPT = 170, N_DECODE = 4 };
+    enum { N_PROMPT = 140, N_DECODE = 3 };
     static const enum cpu_isa isas[] = {CPU_ISA_PLAIN, CPU_ISA_AVX2, CPU_ISA_AVX512};
     static int32_t tokens[N_PROMPT + N_DECODE];
     struct engine_config config = default_config();
@@ -292,7 +292,7 @@ Test(engine_model, test_same_bits_for_instruction_sets)
 
 Test(engine_model, test_same_bits_in_a_batch)
 {
-    enum { BATCH = 8, N_PROMPT = 300, N_DECODE = 5 };
+    enum { BATCH = 8, N_PROMPT = 200, N_DECODE = 4 };
     static int32_t tokens[BATCH][N_PROMPT + N_DECODE];
     struct engine_config config = default_config();
     struct sequence *seqs[BATCH];
