@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { DRIVER_WORKERS_MAX = 4, DRIVER_REQUESTS_MAX = 64, DRIVER_TOKENS_MAX = 4096, DRIVER_WAIT_MS = 60000, DRIVER_HEARTBEAT_MS = 100 };
+enum { DRIVER_WORKERS_MAX = 4, DRIVER_REQUESTS_MAX = 24, DRIVER_TOKENS_MAX = 40000, DRIVER_WAIT_MS = 240000, DRIVER_HEARTBEAT_MS = 100 };
 
 struct driver_worker {
     char identity[256];

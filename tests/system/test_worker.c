@@ -1,8 +1,9 @@
-/* Real workers, a real store and a driver in the router's place, over a real model. */
+/* Real workers and a real store with a driver in the router's place. Most tests run a small random model; what must hold for a real one is in the suite
+ * worker_model. */
 #include "proto/base/clock.h"
 #include "tests/system/child_process.h"
 #include "tests/system/router_driver.h"
-#include "tests/system/store_wire.h"
+#include "tests/system/tiny_gguf.h"
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MODEL "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-enum { WAIT_MS = 60000, PROMPT_MAX = 4000 };
+#define REAL_MODEL "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+enum { WAIT_MS = 240000, PROMPT_MAX = 40000 };
 
-static char folder[64], endpoint[96], store_socket[96];
+static char folder[64], endpoint[96], store_socket[96], model[96];
 static struct driver driver;
 static struct child store, workers[2];
 
@@ -29,7 +30,7 @@ static void store_start(void)
 static struct driver_worker *worker_start(int i, const char *extra, const char *value)
 {
     char name[16];
-    const char *argv[] = {program_path("tidepool-worker"), "--model", MODEL, "--router", endpoint, "--store", store_socket, "--threads", "1",
+    const char *argv[] = {program_path("tidepool-worker"), "--model", model, "--router", endpoint, "--store", store_socket, "--threads", "1",
                           "--chunk", "128", "--name", name, extra, value, NULL};
 
     snprintf(name, sizeof name, "w%d", i);
@@ -39,18 +40,22 @@ static struct driver_worker *worker_start(int i, const char *extra, const char *
 
 static void setup(void)
 {
-    if (access(MODEL, R_OK) < 0)
-        cr_skip_test("no %s: deploy/get-model.sh fetches it", MODEL);
     folder_make(folder);
     snprintf(endpoint, sizeof endpoint, "ipc://%s/router.sock", folder);
     snprintf(store_socket, sizeof store_socket, "%s/kvstore.sock", folder);
+    snprintf(model, sizeof model, "%s/tiny.gguf", folder);
+    tiny_gguf_write(model);
     driver_open(&driver, endpoint);
+}
+
+static void setup_real(void)
+{
+    setup();
+    snprintf(model, sizeof model, "%s", REAL_MODEL);
 }
 
 static void teardown(void)
 {
-    if (!*folder)
-        return;
     for (int i = 0; i < 2; i++)
         child_end(&workers[i]);
     child_end(&store);
@@ -58,7 +63,14 @@ static void teardown(void)
     folder_remove(folder);
 }
 
-TestSuite(worker, .init = setup, .fini = teardown, .timeout = 300);
+TestSuite(worker, .init = setup, .fini = teardown, .timeout = 600);
+TestSuite(worker_model, .init = setup_real, .fini = teardown, .timeout = 900);
+
+static void need_real_model(void)
+{
+    if (access(REAL_MODEL, R_OK) < 0)
+        cr_skip_test("no %s: deploy/get-model.sh fetches it", REAL_MODEL);
+}
 
 /* A repeatable prompt. */
 static uint32_t prompt_tokens[PROMPT_MAX];
@@ -81,7 +93,7 @@ static void ask(struct driver_worker *w, uint64_t id, const struct ask *a)
     uint32_t stop[1] = {a->stop_id};
 
     for (int i = 0; i < a->n_prompt; i++)
-        prompt_tokens[i] = (uint32_t)(((uint64_t)i * 7919 + a->prompt_seed * 104729ull + (uint64_t)(i / 7) * 31) % 40000) + 100;
+        prompt_tokens[i] = (uint32_t)(((uint64_t)i * 7919 + a->prompt_seed * 104729ull + (uint64_t)(i / 7) * 31) % w->vocab_size);
     sampling.temperature = a->temperature;
     sampling.top_p = 1;
     sampling.repetition_penalty = 1;
@@ -118,7 +130,7 @@ static bool is_idle(struct driver *d, uint64_t arg)
     return w->has_beat && !w->beat.busy && w->beat.n_running + w->beat.n_prefilling + w->beat.n_waiting == 0;
 }
 
-Test(worker, test_answers_are_the_same_alone_and_together)
+static void answers_alone_and_together(void)
 {
     struct driver_worker *w = worker_start(0, NULL, NULL);
     const struct ask asks[3] = {
@@ -147,7 +159,18 @@ Test(worker, test_answers_are_the_same_alone_and_together)
     cr_assert(child_wait_line(&workers[0], "tag=total", WAIT_MS));
 }
 
-Test(worker, test_second_worker_answers_from_the_pool)
+Test(worker, test_answers_are_the_same_alone_and_together)
+{
+    answers_alone_and_together();
+}
+
+Test(worker_model, test_answers_are_the_same_alone_and_together)
+{
+    need_real_model();
+    answers_alone_and_together();
+}
+
+static void second_worker_answers_from_the_pool(void)
 {
     store_start();
     struct driver_worker *w0 = worker_start(0, NULL, NULL), *w1 = worker_start(1, NULL, NULL);
@@ -170,11 +193,22 @@ Test(worker, test_second_worker_answers_from_the_pool)
     same(first, 0, third, 16);
 }
 
+Test(worker, test_second_worker_answers_from_the_pool)
+{
+    second_worker_answers_from_the_pool();
+}
+
+Test(worker_model, test_second_worker_answers_from_the_pool)
+{
+    need_real_model();
+    second_worker_answers_from_the_pool();
+}
+
 Test(worker, test_other_worker_continues_a_broken_answer)
 {
     store_start();
     struct driver_worker *w0 = worker_start(0, NULL, NULL), *w1 = worker_start(1, NULL, NULL);
-    struct ask a = {.n_prompt = 400, .max_tokens = 200, .prompt_seed = 5, .temperature = 0.7f, .seed = 10};
+    struct ask a = {.n_prompt = 400, .max_tokens = 30000, .prompt_seed = 5, .temperature = 0.7f, .seed = 10};
     enum { END = 60 };
 
     ask(w1, 1, &(struct ask){.n_prompt = 400, .max_tokens = END, .prompt_seed = 5, .temperature = 0.7f, .seed = 10, .no_cache = true});
@@ -196,23 +230,25 @@ Test(worker, test_other_worker_continues_a_broken_answer)
 
 Test(worker, test_killed_store_does_not_change_an_answer)
 {
+    enum { N = 1000 };
+
     store_start();
     struct driver_worker *w = worker_start(0, NULL, NULL);
-    struct ask a = {.n_prompt = 400, .max_tokens = 150, .prompt_seed = 6};
+    struct ask a = {.n_prompt = 400, .max_tokens = N, .prompt_seed = 6};
     uint8_t uuid[16];
 
     ask(w, 1, &a);
-    driver_end(&driver, 1);
+    cr_assert_eq(driver_end(&driver, 1)->n_tokens, N);
     memcpy(uuid, w->store_uuid, sizeof uuid);
     ask(w, 2, &a);
     driver_tokens(&driver, 2, 10);
     child_end(&store);
     struct driver_request *r = driver_end(&driver, 2);
     cr_assert(r->finished, "%s", r->text);
-    same(&driver.requests[1], 0, r, 150);
+    same(&driver.requests[1], 0, r, N);
     /* Without a store, and with the next one. */
     ask(w, 3, &a);
-    same(&driver.requests[1], 0, driver_end(&driver, 3), 150);
+    same(&driver.requests[1], 0, driver_end(&driver, 3), N);
     cr_assert_eq(driver.requests[3].cached_tokens, 0);
     store_start();
     cr_assert(child_wait_line(&workers[0], "event=store_lost", WAIT_MS));
@@ -221,7 +257,7 @@ Test(worker, test_killed_store_does_not_change_an_answer)
     ask(w, 4, &a);
     driver_end(&driver, 4);
     ask(w, 5, &a);
-    same(&driver.requests[1], 0, driver_end(&driver, 5), 150);
+    same(&driver.requests[1], 0, driver_end(&driver, 5), N);
     cr_assert_geq(driver.requests[5].cached_tokens, 256);
 }
 
@@ -230,15 +266,15 @@ Test(worker, test_cancelled_request_falls_silent)
     struct driver_worker *w = worker_start(0, NULL, NULL);
     int n;
 
-    ask(w, 1, &(struct ask){.n_prompt = 60, .max_tokens = 2000, .prompt_seed = 7});
-    ask(w, 2, &(struct ask){.n_prompt = 3000, .max_tokens = 10, .prompt_seed = 8});
+    ask(w, 1, &(struct ask){.n_prompt = 60, .max_tokens = 30000, .prompt_seed = 7});
+    ask(w, 2, &(struct ask){.n_prompt = 30000, .max_tokens = 10, .prompt_seed = 8});
     driver_tokens(&driver, 1, 5);
     driver_cancel(&driver, w, 1);
     driver_cancel(&driver, w, 2);
     w->has_beat = false;
     cr_assert(driver_pump(&driver, is_idle, 0, WAIT_MS));
     n = driver.requests[1].n_tokens;
-    cr_assert_lt(n, 2000);
+    cr_assert_lt(n, 30000);
     driver_pump(&driver, NULL, 0, 300);
     cr_assert_eq(driver.requests[1].n_tokens, n);
     cr_assert(!driver.requests[1].finished && !driver.requests[1].failed && !driver.requests[2].prefilled);
@@ -251,10 +287,10 @@ Test(worker, test_long_prefill_does_not_stop_a_stream)
     struct driver_worker *w = worker_start(0, NULL, NULL);
     int before;
 
-    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 3000, .prompt_seed = 1});
+    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 30000, .prompt_seed = 1});
     driver_tokens(&driver, 1, 3);
     before = driver.requests[1].n_tokens;
-    ask(w, 2, &(struct ask){.n_prompt = 1500, .max_tokens = 1, .prompt_seed = 2});
+    ask(w, 2, &(struct ask){.n_prompt = 6000, .max_tokens = 1, .prompt_seed = 2});
     driver_end(&driver, 2);
     cr_assert_gt(driver.requests[1].n_tokens - before, 50);
     driver_cancel(&driver, w, 1);
@@ -310,7 +346,7 @@ Test(worker, test_silent_router_loses_its_requests)
     struct driver_worker *w = worker_start(0, NULL, NULL);
     int n_ready;
 
-    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 3000, .prompt_seed = 1});
+    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 30000, .prompt_seed = 1});
     driver_tokens(&driver, 1, 3);
     driver.silent = true;
     n_ready = w->n_ready;
@@ -331,7 +367,7 @@ Test(worker, test_router_that_restarts_gets_a_ready_worker)
 {
     struct driver_worker *w = worker_start(0, NULL, NULL);
 
-    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 3000, .prompt_seed = 1});
+    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 30000, .prompt_seed = 1});
     driver_tokens(&driver, 1, 3);
     driver_close(&driver);
     driver_open(&driver, endpoint);
@@ -345,13 +381,13 @@ Test(worker, test_sigterm_finishes_what_runs_and_refuses_the_rest)
 {
     struct driver_worker *w = worker_start(0, NULL, NULL);
 
-    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 100, .prompt_seed = 1});
+    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 5000, .prompt_seed = 1});
     driver_tokens(&driver, 1, 3);
     kill(workers[0].pid, SIGTERM);
     cr_assert(child_wait_line(&workers[0], "event=draining", WAIT_MS));
     ask(w, 2, &(struct ask){.n_prompt = 40, .max_tokens = 100, .prompt_seed = 1});
     cr_assert(driver_end(&driver, 2)->failed && driver.requests[2].kind == TIDEPOOL__ENGINE__FAILED__KIND__DRAINING);
-    cr_assert(driver_end(&driver, 1)->finished && driver.requests[1].n_tokens == 100);
+    cr_assert(driver_end(&driver, 1)->finished && driver.requests[1].n_tokens == 5000);
     cr_assert_eq(child_wait(&workers[0], WAIT_MS), 0);
 }
 
@@ -359,7 +395,7 @@ Test(worker, test_second_sigterm_ends_at_once)
 {
     struct driver_worker *w = worker_start(0, NULL, NULL);
 
-    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 5000, .prompt_seed = 1});
+    ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = 30000, .prompt_seed = 1});
     driver_tokens(&driver, 1, 3);
     kill(workers[0].pid, SIGTERM);
     cr_assert(child_wait_line(&workers[0], "event=draining", WAIT_MS));
@@ -370,8 +406,8 @@ Test(worker, test_second_sigterm_ends_at_once)
 Test(worker, test_start_without_what_it_needs_is_refused)
 {
     const char *missing[] = {program_path("tidepool-worker"), "--model", "no/such.gguf", "--router", endpoint, NULL};
-    const char *context[] = {program_path("tidepool-worker"), "--model", MODEL, "--router", endpoint, "--context", "99999", NULL};
-    const char *selector[] = {program_path("tidepool-worker"), "--model", MODEL, "--router", endpoint, "--selector", "best", NULL};
+    const char *context[] = {program_path("tidepool-worker"), "--model", model, "--router", endpoint, "--context", "99999", NULL};
+    const char *selector[] = {program_path("tidepool-worker"), "--model", model, "--router", endpoint, "--selector", "best", NULL};
     const struct {
         const char *const *argv;
         const char *text;
