@@ -1,5 +1,5 @@
-/* Rows of a packed matrix in fp32, one a task. A panel holds 16 rows side by side, so all of them are expanded and one is taken: 16 times the arithmetic, and still
- * a thousandth of a layer. */
+/* Rows of a packed matrix in fp32, one a task. A group holds 32 rows side by side, so all of them are expanded and one is taken: 32 times the arithmetic, and still
+ * little beside the layers. */
 #include "kernels/cpu/matmul_private.h"
 #include "kernels/cpu/ops.h"
 #include <errno.h>
@@ -18,13 +18,12 @@ static void embed_row(void *arg, int64_t i, int thread)
     int64_t row = a->ids[i], group = row / GROUP_ROWS;
     const uint8_t *packed = (const uint8_t *)w->packed + weight_group_offset(&weight_formats[w->dtype], w->n_cols, group);
     int np = weight_group_panels(w->n_rows, group), p = (int)(row % GROUP_ROWS / PANEL_ROWS), lane = (int)(row % PANEL_ROWS);
-    float *panel = cpu_scratch(a->s, thread), *y = a->y + i * w->n_cols;
-    struct expand_range range = {.p0 = p, .p1 = p + 1};
-    for (; range.col < w->n_cols; range.col += TILE_COLS) {
-        range.n_cols = w->n_cols - range.col < TILE_COLS ? (int)(w->n_cols - range.col) : TILE_COLS;
-        ISA(weight_expand)(w->dtype, packed, np, &range, panel);
-        for (int c = 0; c < range.n_cols; c++)
-            y[range.col + c] = panel[c * PANEL_ROWS + lane];
+    float *panels = cpu_scratch(a->s, thread), *y = a->y + i * w->n_cols;
+    for (int64_t col = 0; col < w->n_cols; col += TILE_COLS) {
+        int n = w->n_cols - col < TILE_COLS ? (int)(w->n_cols - col) : TILE_COLS;
+        ISA(weight_expand)(w->dtype, packed, np, col, n, panels);
+        for (int c = 0; c < n; c++)
+            y[col + c] = panels[p * PANEL_STRIDE + c * PANEL_ROWS + lane];
     }
 }
 

@@ -18,20 +18,16 @@ enum {
     TILE_COLS_FEW = 32,                          /* the same for up to TILE_ROWS_FEW rows: panels that the first-level cache holds */
     TILE_ROWS_FEW = 32,
     TILE_ROWS_MAX = 512,                         /* rows of x in one task */
+    TASK_GROUPS = 2,                             /* groups of a weight in one task, at most */
     PANEL_STRIDE = (TILE_COLS + 1) * PANEL_ROWS, /* floats between two expanded panels; the odd line keeps them apart in the cache's sets */
-    ACC_STRIDE = GROUP_ROWS,                     /* floats between the accumulators of two rows */
+    ACC_STRIDE = TASK_GROUPS * GROUP_ROWS,       /* floats between the accumulators of two rows */
 };
 
 /* acc[r][p] (ACC_STRIDE floats a row, 16 a panel) = rows [0, n_rows) of x (row stride ld_x) times the np panels of a group; 1 <= n_rows <= DIRECT_ROWS. */
 void ISA(matmul_direct)(enum weight_dtype dtype, const uint8_t *group, int np, int64_t n_cols, const float *x, int64_t ld_x, int n_rows, float *acc);
 
-/* Columns [col, col + n_cols), rounded up to whole runs of 32, of panels p0 .. p1 - 1 in fp32: [n_cols, 16] each, PANEL_STRIDE apart. col is a multiple of 32. */
-struct expand_range {
-    int p0, p1;
-    int64_t col;
-    int n_cols;
-};
-void ISA(weight_expand)(enum weight_dtype dtype, const uint8_t *group, int np, const struct expand_range *range, float *panels);
+/* Columns [col, col + n_cols), rounded up to whole runs of 32, of a group's panels in fp32: [n_cols, 16] each, PANEL_STRIDE apart. col is a multiple of 32. */
+void ISA(weight_expand)(enum weight_dtype dtype, const uint8_t *group, int np, int64_t col, int n_cols, float *panels);
 
 /* acc[r][p] (ACC_STRIDE floats a row, 16 a panel) continues with x [n_rows, n_cols] (row stride ld_x) times np expanded panels, each PANEL_STRIDE floats after
  * the one before; `first`: it starts from 0. */

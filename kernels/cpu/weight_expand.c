@@ -9,31 +9,29 @@ ALWAYS_INLINE void expand_run(const enum weight_dtype dtype, const uint8_t *grou
     for (int j = 0; j < 4; j++) {
         if (j == 2)
             dequant_second_half(dtype, &q);
-        dequant_prefetch(dtype, group, np, p, 4 * run + j);
+        dequant_prefetch(dtype, group, np, p, run, j);
         UNROLL for (int i = 0; i < 8; i++)
             v16_store(out + (8 * j + i) * PANEL_ROWS, dequant_value(dtype, &q, j, i));
     }
 }
 
-ALWAYS_INLINE void expand_any(const enum weight_dtype dtype, const uint8_t *group, int np, const struct expand_range *range, float *panels)
+ALWAYS_INLINE void expand_any(const enum weight_dtype dtype, const uint8_t *group, int np, int64_t run, int n_runs, float *panels)
 {
-    int64_t first = range->col / RUN_COLS;
-    int n_runs = (range->n_cols + RUN_COLS - 1) / RUN_COLS;
     for (int i = 0; i < n_runs; i++)
-        for (int p = range->p0; p < range->p1; p++)
-            expand_run(dtype, group, np, p, first + i, panels + (p - range->p0) * PANEL_STRIDE + i * RUN_COLS * PANEL_ROWS);
+        for (int p = 0; p < np; p++)
+            expand_run(dtype, group, np, p, run + i, panels + p * PANEL_STRIDE + i * RUN_COLS * PANEL_ROWS);
 }
 
 #define EXPAND(D)                                                                                                                                    \
-    static void expand_##D(const uint8_t *group, int np, const struct expand_range *range, float *panels)                                           \
+    static void expand_##D(const uint8_t *group, int np, int64_t run, int n_runs, float *panels)                                                     \
     {                                                                                                                                                \
-        expand_any(WEIGHT_##D, group, np, range, panels);                                                                                            \
+        expand_any(WEIGHT_##D, group, np, run, n_runs, panels);                                                                                      \
     }
 DEQUANT_EACH_DTYPE(EXPAND)
 
-void ISA(weight_expand)(enum weight_dtype dtype, const uint8_t *group, int np, const struct expand_range *range, float *panels)
+void ISA(weight_expand)(enum weight_dtype dtype, const uint8_t *group, int np, int64_t col, int n_cols, float *panels)
 {
 #define ENTRY(D) [WEIGHT_##D] = expand_##D,
-    static void (*const fns[WEIGHT_DTYPE_COUNT])(const uint8_t *, int, const struct expand_range *, float *) = {DEQUANT_EACH_DTYPE(ENTRY)};
-    fns[dtype](group, np, range, panels);
+    static void (*const fns[WEIGHT_DTYPE_COUNT])(const uint8_t *, int, int64_t, int, float *) = {DEQUANT_EACH_DTYPE(ENTRY)};
+    fns[dtype](group, np, col / RUN_COLS, (n_cols + RUN_COLS - 1) / RUN_COLS, panels);
 }

@@ -1,10 +1,9 @@
 /* How a weight matrix lies in memory once it is packed for the CPU.
  *
- * 16 rows are a panel: a vector holds one column of it. Up to 4 panels are a group, whose blocks alternate, so that a decode step that works on 4 panels at
- * once (it must, to hide the latency of its chains) reads one ascending stream. All groups but the last of a matrix have 4 panels; rows beyond the matrix
- * are zeros.
+ * 16 rows are a panel: a vector holds one column of it. Two panels are a group, whose blocks alternate, so that a decode step that works on two panels at once (it
+ * must, to hide the latency of its chains) reads one ascending stream. The last group of a matrix may have one panel; rows beyond the matrix are zeros.
  *
- *   packed  = [group 0][group 1] ...                      group g at g * 4 * panel_bytes
+ *   packed  = [group 0][group 1] ...
  *   group   = [block 0][block 1] ...                      a block is 32 columns (256 for the K formats) of np panels
  *   block   = [scales a][scales b][run 0][run 1] ...      a run is 32 columns: one in a block, or eight
  *   run     = [sub-scales][low][high]                     each part for all the panels
@@ -26,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PANEL_ROWS = 16, GROUP_PANELS = 4, GROUP_ROWS = PANEL_ROWS * GROUP_PANELS, RUN_COLS = 32 };
+enum { PANEL_ROWS = 16, GROUP_PANELS = 2, GROUP_ROWS = PANEL_ROWS * GROUP_PANELS, RUN_COLS = 32 };
 /* Vector loads may read this far beyond the last part of a matrix. */
 enum { WEIGHT_TAIL_BYTES = 64 };
 
@@ -83,7 +82,7 @@ static inline int64_t weight_n_groups(int64_t n_rows)
     return (n_rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
-/* Panels of a group: 4, or fewer in the last one. */
+/* Panels of a group: 2, or 1 in the last one. */
 static inline int weight_group_panels(int64_t n_rows, int64_t group)
 {
     int64_t left = weight_n_panels(n_rows) - group * GROUP_PANELS;
