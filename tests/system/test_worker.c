@@ -144,8 +144,8 @@ static void answers_alone_and_together(void)
         struct driver_request *r = driver_end(&driver, 1 + i);
         cr_assert(r->finished, "%s", r->text);
         cr_assert_eq(r->n_tokens, asks[i].max_tokens);
-        cr_assert_eq(r->completion_tokens, r->n_tokens);
-        cr_assert_eq(r->prompt_tokens, asks[i].n_prompt);
+        cr_assert_eq((int)r->completion_tokens, r->n_tokens);
+        cr_assert_eq((int)r->prompt_tokens, asks[i].n_prompt);
         cr_assert_eq(r->reason, TIDEPOOL__ENGINE__FINISH_REASON__FINISH_LENGTH);
         cr_assert_eq(r->n_top, asks[i].logprobs ? 5 : 0);
     }
