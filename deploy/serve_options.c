@@ -24,7 +24,7 @@ static const struct option_spec specs[] = {
     {.name = "api-key", .kind = OPTION_STR, FIELD(api_key), .optional = true, .metavar = "KEY", .help = "require this key; prefer TIDEPOOL_API_KEY or --api-key-file, flags are visible to others"},
     {.name = "api-key-file", .kind = OPTION_STR, FIELD(api_key_file), .optional = true, .metavar = "PATH", .help = "file with one accepted key a line"},
     {.name = "policy", .kind = OPTION_ENUM, FIELD(policy), .fallback = "prefix", .choices = policies, .help = "choice of worker"},
-    {.name = "max-queue", .kind = OPTION_INT, FIELD(max_queue), .fallback = "64", .min = 0, .max = 100000, .metavar = "N", .help = "requests that may wait; beyond: 429 with Retry-After"},
+    {.name = "max-queue", .kind = OPTION_INT, FIELD(max_queue), .fallback = "128", .min = 0, .max = 1000000, .metavar = "N", .help = "requests that may wait; beyond: 429 with Retry-After"},
     {.name = "pool-size", .kind = OPTION_BYTES, FIELD(pool_size), .fallback = "2G", .min = 1 << 20, .max = INT64_MAX, .metavar = "BYTES", .help = "host memory of the shared pool of KV blocks"},
     {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats, .help = "what the pool holds: 8-bit keys and 4-bit values, 8 and 8, or bf16 (exact)"},
     {.name = "selector", .kind = OPTION_ENUM, FIELD(selector), .fallback = "snapkv", .choices = selectors, .help = "who chooses the entries that stay in the fast tier"},

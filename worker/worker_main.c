@@ -1,7 +1,9 @@
 /* tidepool-worker: one process a device. Everything is in worker/sched/worker.h. */
 #include "proto/base/log.h"
 #include "worker/sched/worker.h"
+#include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,6 +25,12 @@ static void log_options(const struct worker_options *options)
     log_write(LOG_LEVEL_INFO, "configuration", fields, n);
 }
 
+/* Starting again would not help: the launcher gives up on status 2. */
+static bool is_config_error(int rc)
+{
+    return rc == -EINVAL || rc == -ENOENT || rc == -EACCES || rc == -ENOTSUP || rc == -EISDIR || rc == -E2BIG || rc == -ENODEV;
+}
+
 int main(int argc, char **argv)
 {
     struct worker_options options;
@@ -42,7 +50,7 @@ int main(int argc, char **argv)
     rc = worker_create(&options, &worker, &err);
     if (rc < 0) {
         LOG_ERROR("start_failed", LOG_STR("error", err.text));
-        return 1;
+        return is_config_error(rc) ? 2 : 1;
     }
     status = worker_run(worker);
     worker_free(worker);

@@ -130,3 +130,11 @@ def test_file_named_in_the_environment_is_for_the_launcher_alone():
 def test_help_has_examples(program):
     r = subprocess.run([os.path.join(BUILD, 'bin', program), '--help'], capture_output=True, text=True, timeout=20)
     assert r.returncode == 0 and 'xample' in r.stdout
+
+
+def test_model_that_cannot_be_loaded_ends_it_at_once(tmp_path):
+    broken = tmp_path / 'broken.gguf'
+    broken.write_bytes(b'GGUF' + bytes(60))
+    r = subprocess.run([os.path.join(BUILD, 'bin', 'tidepool'), 'serve', '--model', str(broken), '--port', '0', '--pool-size', '64M'], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 2, r.stderr
+    assert 'broken.gguf' in r.stderr and r.stderr.count('event=child_restart') == 0
