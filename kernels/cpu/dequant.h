@@ -128,26 +128,17 @@ ALWAYS_INLINE v16 dequant_value(const enum weight_dtype dtype, const struct dequ
     }
 }
 
-/* Asks for what dequant_open and dequant_value will read some 4 KiB later: the processors' own prefetchers do not keep up with loops that compute this much a byte
- * (without this Q8_0 is read at a third of the speed). Called for each 8 columns. Beyond the group's end it asks for the next group's beginning. */
-ALWAYS_INLINE void dequant_prefetch(const enum weight_dtype dtype, const uint8_t *group, int np, int p, int64_t run, int j)
+/* Asks for memory 4 KiB ahead: the processors' own prefetchers do not keep up with loops that compute this much a byte (without this Q8_0 is read at a third of the
+ * speed). A group's run is read in 4 * np slots, 8 columns of a panel each; in their order the addresses ascend evenly and cover everything, scales too. Prefetching
+ * each panel's own next lines instead was measured at half the speed: the addresses jump, and the hardware does not join in. */
+ALWAYS_INLINE void dequant_prefetch(const enum weight_dtype dtype, const uint8_t *group, int np, int64_t run, int slot)
 {
-    enum { AHEAD_BYTES = 4096, LINE = 64 };
+    enum { AHEAD_BYTES = 4096, LINE = 64, SLOTS = 4 };
     const struct weight_format *f = &weight_formats[dtype];
-    const int64_t run_bytes = weight_block_bytes(f) / weight_block_runs(f) * GROUP_PANELS;
-    struct weight_run r = weight_run_at(f, np, p, run + (AHEAD_BYTES + run_bytes - 1) / run_bytes);
-    for (int line = 0; line < f->low / 4; line += LINE)
-        __builtin_prefetch(group + r.low + j * f->low / 4 + line);
-    if (j != 0)
-        return;
-    if (f->high)
-        __builtin_prefetch(group + r.high);
-    if (f->scale_a)
-        __builtin_prefetch(group + r.scale_a);
-    if (f->scale_b)
-        __builtin_prefetch(group + r.scale_b);
-    if (f->sub)
-        __builtin_prefetch(group + r.sub);
+    const int64_t share = weight_block_bytes(f) / weight_block_runs(f) / SLOTS;
+    const uint8_t *ahead = group + (run * np * SLOTS + slot) * share + AHEAD_BYTES;
+    for (int line = 0; line < share; line += LINE)
+        __builtin_prefetch(ahead + line);
 }
 
 #define DEQUANT_EACH_DTYPE(X) X(F32) X(F16) X(BF16) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q4_K) X(Q5_K) X(Q6_K)

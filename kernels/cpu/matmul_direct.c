@@ -39,7 +39,7 @@ ALWAYS_INLINE void direct_run(const enum weight_dtype dtype, const int R, const 
         UNROLL for (int p = 0; p < P; p++) {
             if (j == 2)
                 dequant_second_half(dtype, &q[p]);
-            dequant_prefetch(dtype, a->group, np, p0 + p, run, j);
+            dequant_prefetch(dtype, a->group, np, run, P * j + p + 4 * p0);
         }
         UNROLL for (int i = 0; i < 8; i++) {
             UNROLL for (int r = 0; r < R; r++)

@@ -9,7 +9,7 @@ ALWAYS_INLINE void expand_run(const enum weight_dtype dtype, const uint8_t *grou
     for (int j = 0; j < 4; j++) {
         if (j == 2)
             dequant_second_half(dtype, &q);
-        dequant_prefetch(dtype, group, np, p, run, j);
+        dequant_prefetch(dtype, group, np, run, 4 * p + j);
         UNROLL for (int i = 0; i < 8; i++)
             v16_store(out + (8 * j + i) * PANEL_ROWS, dequant_value(dtype, &q, j, i));
     }
