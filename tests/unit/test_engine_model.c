@@ -263,7 +263,8 @@ Test(engine_model, test_same_bits_for_chunks_threads_and_orders)
     real_close(&two);
 }
 
-/* Plain C is slow, so the prompt is short: one whole block and a part, with everything but a few tokens slow. */
+/* Plain C is slow, so the prompt is short: one whole block and a part, with everything but a few tokens slow; and it runs in one format here (the tiny models of
+ * test_engine_bits run in all). */
 Test(engine_model, test_same_bits_for_instruction_sets)
 {
     enum { N_PROMPT = 140, N_DECODE = 3 };
@@ -280,7 +281,7 @@ Test(engine_model, test_same_bits_for_instruction_sets)
         config.format = format;
         float *want = logits_of(&best, &config, tokens, N_PROMPT, N_DECODE);
         for (int i = 0; i < 3; i++) {
-            if (!real_open(&m, 2, isas[i]))
+            if ((isas[i] == CPU_ISA_PLAIN && format != KV_FORMAT_K8V4) || !real_open(&m, 2, isas[i]))
                 continue;
             expect_same(&m, &config, tokens, N_PROMPT, N_DECODE, want, "instruction set");
             real_close(&m);
