@@ -23,7 +23,7 @@ done
 [ ${#presets[@]} -gt 0 ] || presets=(release asan fuzz)
 
 # A hung test must not hang the run: each has its own limit, and each ctest has this one.
-ctest_limit_s=900
+ctest_limit_s=1200
 jobs=$(nproc)
 venv=.venv-tests
 logs=$(mktemp -d)
