@@ -48,17 +48,20 @@ build() {
     cmake --build --preset "$preset" -j "$jobs"
 }
 
-# Runs one build's tests and adds its counts, which ctest prints as "N% tests passed, F tests failed out of T", to the totals.
-n_tests=0 n_failed=0 failed_presets=()
+# Runs one build's tests and adds its counts, which ctest prints as "N% tests passed, F tests failed out of T", to the totals. A build counts as passed
+# only when ctest said so and said how many: a ctest that was killed prints no counts.
+n_tests=0 n_failed=0 passed_presets=()
 run_tests() {
-    local preset=$1 log=$logs/ctest-$1 status counts
+    local preset=$1 log=$logs/ctest-$1 status failed='' all=''
     timeout --kill-after=30 "$ctest_limit_s" ctest --preset "$preset" -j "$jobs" --timeout 300 --no-tests=error 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
     [ "$status" -ne 124 ] || echo "run.sh: the tests of $preset did not end within $ctest_limit_s s" >&2
-    counts=$(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of \([0-9]*\)$/\1 \2/p' "$log")
-    n_failed=$((n_failed + ${counts% *}))
-    n_tests=$((n_tests + ${counts#* }))
-    [ "$status" -eq 0 ] && [ -n "$counts" ] || failed_presets+=("$preset")
+    read -r failed all < <(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of \([0-9]*\)$/\1 \2/p' "$log")
+    n_failed=$((n_failed + ${failed:-1}))
+    n_tests=$((n_tests + ${all:-1}))
+    if [ "$status" -eq 0 ] && [ "$failed" = 0 ]; then
+        passed_presets+=("$preset")
+    fi
 }
 
 step "Packages"
@@ -76,8 +79,6 @@ for preset in "${presets[@]}"; do
     run_tests "$preset"
 done
 
-step "Done"
-[ ${#failed_presets[@]} -eq 0 ] || echo "run.sh: failed: ${failed_presets[*]}"
-percent=$((n_tests > 0 ? 100 * (n_tests - n_failed) / n_tests : 0))
-echo "$percent% tests passed, $n_failed tests failed out of $n_tests"
-[ ${#failed_presets[@]} -eq 0 ]
+step "Done: ${#passed_presets[@]} of ${#presets[@]} builds passed all their tests"
+echo "$((100 * (n_tests - n_failed) / n_tests))% tests passed, $n_failed tests failed out of $n_tests"
+[ ${#passed_presets[@]} -eq ${#presets[@]} ]
