@@ -10,7 +10,11 @@
 #include "kernels/cpu/qdot.h"
 #include "kernels/kernels.h"
 
-enum { PAGES_SEGMENT = 16, PAGES_TOKENS = PAGES_SEGMENT * SUBPAGE_TOKENS }; /* pages of one partial */
+enum {
+    PAGES_SEGMENT = 16, /* pages of one partial */
+    PAGES_TOKENS = PAGES_SEGMENT * SUBPAGE_TOKENS,
+    PAGES_AHEAD = 2, /* a page is asked for while the second before it is scored: pages lie anywhere, and one takes about as long as memory does to answer */
+};
 
 struct page_query {
     int heads, d;
@@ -80,9 +84,9 @@ SPECIALIZE void pages_logits(const struct page_query *pq, const struct block_lay
 {
     for (int i = 0; i < n; i++) {
         const struct subpage_layout *l = page_layout_of(layout, pages[i]);
-        if (i + 1 < n) /* its keys come next, its values with the second pass */
+        if (i + PAGES_AHEAD < n)
             for (uint32_t byte = 0; byte < layout->page.bytes; byte += 64)
-                __builtin_prefetch(pages[i + 1]->page + byte);
+                __builtin_prefetch(pages[i + PAGES_AHEAD]->page + byte);
         if (l->format == KV_FORMAT_BF16)
             page_logits_bf16(pq, l, pages[i], heads, s + i * SUBPAGE_TOKENS);
         else

@@ -5,10 +5,12 @@
 
 static void piece_index(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
 {
-    float padded[INDEX_SEGMENT];
-    for (int h = 0; h < group; h++) { /* head by head: heads do not see each other */
-        unit_index(q + h * (int)layout->head_dim, 1, scale, layout, pages, n, ml + 2 * h, padded);
-        memcpy(page_sum + h * n, padded, sizeof *padded * (size_t)n);
+    float padded[ATTN_HEADS * INDEX_SEGMENT];
+    int d = (int)layout->head_dim;
+    for (int first = 0; first < group; first += ATTN_HEADS) {
+        unit_index(q + first * d, lot_heads(group, first), scale, layout, pages, n, ml + 2 * first, padded);
+        for (int h = 0; h < lot_heads(group, first); h++)
+            memcpy(page_sum + (first + h) * n, padded + h * INDEX_SEGMENT, sizeof *padded * (size_t)n);
     }
 }
 

@@ -108,14 +108,25 @@ static void strip_softmax(struct prefill_tile *t, int row, int n_rows, int n_key
     }
 }
 
-/* One block of keys whose first `n_visible` the tile's last query sees; `own`: the position of the tile's first query in it, or -1 if it is an earlier block. */
-static void tile_block(struct prefill_tile *t, int n_visible, int own)
+/* Asks for part `strip` of `n_strips` of the next block's rows, so that expanding them does not wait for memory: the pieces spread over the arithmetic of this block. */
+static void prefetch_next(const bf16_t *next, int64_t n_values, int strip, int n_strips)
+{
+    const char *from = (const char *)(next + n_values * strip / n_strips), *to = (const char *)(next + n_values * (strip + 1) / n_strips);
+    for (; from < to; from += 64)
+        __builtin_prefetch(from, 0, 2);
+}
+
+/* One block of keys whose first `n_visible` the tile's last query sees; `own`: the position of the tile's first query in it, or -1 if it is an earlier block; n_next: values of K and of V
+ * in the next block. */
+static void tile_block(struct prefill_tile *t, int n_visible, int own, const bf16_t *next_k, const bf16_t *next_v, int64_t n_next)
 {
     int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP, d = t->d;
     for (int row = 0; row < t->n_rows; row += STRIP_ROWS) {
         int n = t->n_rows - row < STRIP_ROWS ? t->n_rows - row : STRIP_ROWS;
         struct panel_gemm logits = {.a = t->q + row * d, .ld_a = d, .n_rows = n, .b = t->keys, .panel_stride = (int64_t)LANES * d,
                                     .n_panels = n_keys / LANES, .n_k = d, .c = t->s, .ld_c = BLOCK_TOKENS};
+        prefetch_next(next_k, n_next, row / STRIP_ROWS, (t->n_rows + STRIP_ROWS - 1) / STRIP_ROWS);
+        prefetch_next(next_v, n_next, row / STRIP_ROWS, (t->n_rows + STRIP_ROWS - 1) / STRIP_ROWS);
         panel_gemm_run(&logits, false);
         for (int r = 0; own >= 0 && r < n; r++)
             mask_future(t->s + r * BLOCK_TOKENS, n_keys, own + (row + r) / t->group);
@@ -156,7 +167,8 @@ static void prefill_task(void *arg, int64_t task, int thread)
         int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP;
         kv_expand_keys(k + pos * d, d, n_visible, n_keys / LANES, d, t.keys);
         kv_expand_values(v + pos * d, d, n_visible, n_keys, d, t.values);
-        tile_block(&t, n_visible, t.pos0 >= pos && t.pos0 < pos + BLOCK_TOKENS ? (int)(t.pos0 - pos) : -1);
+        int64_t next = pos + n_visible, n_next = end - next < BLOCK_TOKENS ? end - next : BLOCK_TOKENS;
+        tile_block(&t, n_visible, t.pos0 >= pos && t.pos0 < pos + BLOCK_TOKENS ? (int)(t.pos0 - pos) : -1, k + next * d, v + next * d, n_next * d);
     }
     tile_finish(&t, kv_head, query);
 }

@@ -7,7 +7,7 @@
 
 enum {
     ROWS_SEGMENT = 256, /* rows of one partial: segment borders are fixed, so that threads can share a sequence without changing a bit */
-    ROWS_PANELS = 2,    /* panels expanded at a time */
+    ROWS_PANELS = 4,    /* panels of 16 keys expanded at a time */
 };
 
 /* out[h][c] of `cols` * 16 channels from c on: chains over all rows in registers. */
@@ -42,6 +42,24 @@ SPECIALIZE void attn_rows_outputs(const uint16_t *v, int n, int d, const float *
         attn_rows_output(v + c, n, d, weights, heads, 1, out + c);
 }
 
+SPECIALIZE void attn_rows_panels(const struct panel_gemm *g)
+{
+    switch (g->n_rows) {
+    case 1:
+        panel_gemm_few(g, 1, 4);
+        break;
+    case 2:
+        panel_gemm_few(g, 2, 2);
+        break;
+    case 3:
+        panel_gemm_few(g, 3, 2);
+        break;
+    default:
+        panel_gemm_few(g, 4, PANEL_TILE_COLS);
+        break;
+    }
+}
+
 static void attn_rows_logits(const float *q, int heads, int d, const uint16_t *k, int n, float *s)
 {
     float panels[ROWS_PANELS * LANES * KV_MAX_DIM] __attribute__((aligned(64)));
@@ -50,7 +68,7 @@ static void attn_rows_logits(const float *q, int heads, int d, const uint16_t *k
         kv_expand_keys(k + (int64_t)i * d, d, left, n_panels, d, panels);
         struct panel_gemm g = {.a = q, .ld_a = d, .n_rows = heads, .b = panels, .panel_stride = (int64_t)LANES * d, .n_panels = n_panels, .n_k = d,
                                .c = s + i, .ld_c = ROWS_SEGMENT};
-        panel_gemm_run(&g, false);
+        attn_rows_panels(&g);
     }
     for (int h = 0; h < heads; h++)
         for (int i = n; i % LANES != 0; i++)

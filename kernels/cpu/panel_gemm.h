@@ -11,6 +11,7 @@ enum { PANEL_TILE_ROWS = 12, PANEL_TILE_COLS = 2 };
 #else
 enum { PANEL_TILE_ROWS = 6, PANEL_TILE_COLS = 1 };
 #endif
+enum { PANEL_MAX_COLS = 4 }; /* of a tile with few rows, so that enough chains run side by side */
 
 struct panel_gemm {
     const float *a; /* [n_rows, n_k], row stride ld_a */
@@ -28,12 +29,12 @@ SPECIALIZE void panel_gemm_tile(const struct panel_gemm *g, int row, int panel, 
     const float *a = g->a + row * g->ld_a, *b = g->b + panel * g->panel_stride;
     float *c = g->c + row * g->ld_c + panel * LANES;
     int64_t ld_a = g->ld_a, stride = g->panel_stride, ld_c = g->ld_c;
-    v16 acc[PANEL_TILE_ROWS][PANEL_TILE_COLS];
+    v16 acc[PANEL_TILE_ROWS][PANEL_MAX_COLS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < cols; p++)
             acc[r][p] = accumulate ? v16_load(c + r * ld_c + p * LANES) : v16_zero();
     for (int k = 0; k < g->n_k; k++) {
-        v16 column[PANEL_TILE_COLS];
+        v16 column[PANEL_MAX_COLS];
         UNROLL for (int p = 0; p < cols; p++)
             column[p] = v16_load(b + p * stride + (int64_t)k * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
@@ -77,4 +78,14 @@ SPECIALIZE void panel_gemm_run(const struct panel_gemm *g, const bool accumulate
         panel_gemm_column(g, panel, PANEL_TILE_COLS, accumulate);
     for (; panel < g->n_panels; panel++)
         panel_gemm_column(g, panel, 1, accumulate);
+}
+
+/* The same without `accumulate` for a few rows, `rows` = n_rows, `cols` panels at a time. */
+SPECIALIZE void panel_gemm_few(const struct panel_gemm *g, const int rows, const int cols)
+{
+    int panel = 0;
+    for (; panel + cols <= g->n_panels; panel += cols)
+        panel_gemm_tile(g, 0, panel, rows, cols, false);
+    for (; panel < g->n_panels; panel++)
+        panel_gemm_tile(g, 0, panel, rows, 1, false);
 }
