@@ -13,7 +13,7 @@
 enum {
     PAGES_SEGMENT = 16, /* pages of one partial */
     PAGES_TOKENS = PAGES_SEGMENT * SUBPAGE_TOKENS,
-    PAGES_AHEAD = 2, /* a page is asked for while the second before it is scored: pages lie anywhere, and one takes about as long as memory does to answer */
+    PAGES_AHEAD = 2, /* a page is asked for while the second before it is scored, into the second-level cache: the first has too few miss buffers for a whole page */
 };
 
 struct page_query {
@@ -86,7 +86,7 @@ SPECIALIZE void pages_logits(const struct page_query *pq, const struct block_lay
         const struct subpage_layout *l = page_layout_of(layout, pages[i]);
         if (i + PAGES_AHEAD < n)
             for (uint32_t byte = 0; byte < layout->page.bytes; byte += 64)
-                __builtin_prefetch(pages[i + PAGES_AHEAD]->page + byte);
+                __builtin_prefetch(pages[i + PAGES_AHEAD]->page + byte, 0, 2);
         if (l->format == KV_FORMAT_BF16)
             page_logits_bf16(pq, l, pages[i], heads, s + i * SUBPAGE_TOKENS);
         else
@@ -226,10 +226,10 @@ static void attn_pages(const struct page_query *pq, const struct block_layout *l
         pages_run(pq, layout, pages, n, 2, 2, ml, o);
         break;
     case 3:
-        pages_run(pq, layout, pages, n, 3, 2, ml, o);
+        pages_run(pq, layout, pages, n, 3, ATTN_WIDE, ml, o);
         break;
     default:
-        pages_run(pq, layout, pages, n, 4, 1, ml, o);
+        pages_run(pq, layout, pages, n, 4, ATTN_WIDE, ml, o);
         break;
     }
 }

@@ -90,10 +90,10 @@ static void attn_rows(const float *q, int heads, int d, const uint16_t *k, const
         attn_rows_outputs(v, n, d, s, 2, 2, o);
         break;
     case 3:
-        attn_rows_outputs(v, n, d, s, 3, 2, o);
+        attn_rows_outputs(v, n, d, s, 3, ATTN_WIDE, o);
         break;
     default:
-        attn_rows_outputs(v, n, d, s, 4, 1, o);
+        attn_rows_outputs(v, n, d, s, 4, ATTN_WIDE, o);
         break;
     }
 }

@@ -4,6 +4,13 @@
 
 enum { ATTN_HEADS = 4 }; /* query heads of a group that share one pass over the keys; larger groups take several */
 
+/* Groups of 16 channels whose sums three or four heads keep in registers at a time. */
+#if CPU_ISA_BUILD == 2
+enum { ATTN_WIDE = 2 };
+#else
+enum { ATTN_WIDE = 1 };
+#endif
+
 /* Weights below e^-60 of the largest are 0: no sum could see them, and their products with the steps of values would fall among the subnormal numbers, which
  * are slow (attn_pages.h). */
 #define ATTN_WEIGHT_CUT -60.0f

@@ -14,7 +14,7 @@
  *   v16_load_n, v16_store_n                           first n lanes, 0..16; the other lanes read as 0, memory beyond is not touched
  *   v16_load_bf16, v16_load_fp16, v16_store_bf16, v16_store_fp16   16 uint16; round to nearest even
  *   v16_add, sub, mul, div, fma(a, b, c) = a * b + c, min, max, neg, abs, sqrt
- *   v16_eq, v16_lt, v16_le -> v16m; v16_select(m, a, b) = m ? a : b
+ *   v16_eq, v16_lt, v16_le -> v16m; v16_select(m, a, b) = m ? a : b; v16m_bits(m): bit i is lane i
  *   v16_swap1, 2, 4, 8                                lane i takes lane i ^ 1, 2, 4, 8
  *   v16_reduce_add, v16_reduce_max -> float           the tree: lane i + lane i+8, then +4, +2, +1
  *   v16i_zero, set1, load, store, add, sub, mul (low 32 bits), and, or, xor, shl, shr (logical), sar (shift counts 0..31), eq, select

@@ -79,6 +79,7 @@ ALWAYS_INLINE v16 v16_sqrt(v16 x) { return (v16){_mm256_sqrt_ps(x.lo), _mm256_sq
 ALWAYS_INLINE v16m v16_eq(v16 a, v16 b) { return (v16m){_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ)}; }
 ALWAYS_INLINE v16m v16_lt(v16 a, v16 b) { return (v16m){_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)}; }
 ALWAYS_INLINE v16m v16_le(v16 a, v16 b) { return (v16m){_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ)}; }
+ALWAYS_INLINE uint32_t v16m_bits(v16m m) { return (uint32_t)_mm256_movemask_ps(m.lo) | (uint32_t)_mm256_movemask_ps(m.hi) << 8; }
 ALWAYS_INLINE v16 v16_select(v16m m, v16 a, v16 b) { return (v16){_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)}; }
 
 ALWAYS_INLINE v16 v16_swap1(v16 x) { return (v16){_mm256_permute_ps(x.lo, 0xB1), _mm256_permute_ps(x.hi, 0xB1)}; }

@@ -47,6 +47,7 @@ ALWAYS_INLINE v16 v16_sqrt(v16 x) { return _mm512_sqrt_ps(x); }
 ALWAYS_INLINE v16m v16_eq(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 ALWAYS_INLINE v16m v16_lt(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 ALWAYS_INLINE v16m v16_le(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+ALWAYS_INLINE uint32_t v16m_bits(v16m m) { return m; }
 ALWAYS_INLINE v16 v16_select(v16m m, v16 a, v16 b) { return _mm512_mask_blend_ps(m, b, a); }
 
 ALWAYS_INLINE v16 v16_swap1(v16 x) { return _mm512_permute_ps(x, 0xB1); }

@@ -36,6 +36,7 @@ LANES_1(v16_sqrt, sqrtf(x.f[l]))
 LANES_CMP(v16_eq, a.f[l] == b.f[l])
 LANES_CMP(v16_lt, a.f[l] < b.f[l])
 LANES_CMP(v16_le, a.f[l] <= b.f[l])
+ALWAYS_INLINE uint32_t v16m_bits(v16m m) { uint32_t r = 0; EACH_LANE r |= (uint32_t)(m.m[l] != 0) << l; return r; }
 ALWAYS_INLINE v16 v16_select(v16m m, v16 a, v16 b) { v16 r; EACH_LANE r.f[l] = m.m[l] ? a.f[l] : b.f[l]; return r; }
 
 LANES_1(v16_swap1, x.f[l ^ 1])

@@ -1,16 +1,21 @@
 /* Draws a token from one row of logits. The order is vLLM's: logit bias, penalties (repetition, frequency, presence), bans; greedy, or temperature, min-p, top-k, top-p,
  * each on what the one before left; then the inverse of the distribution function at a Philox number keyed by (seed, position).
  *
- * Nothing is sorted. Every filter comes down to a threshold (z, id) on the candidates' order "weight descending, id ascending". For top-k and top-p one pass counts tokens
- * and weights above a few bounds; only what lies between the two bounds that enclose the cut is gathered and searched (sample_cut.h). The draw finds the chunk of tokens by
- * its sum, then the token inside. A row of 131,072 logits takes some eight passes of vector code at the most, on the calling thread. */
+ * Nothing is sorted. Every filter comes down to a threshold (z, id) on the candidates' order "weight descending, id ascending". For top-k and top-p a pass counts tokens
+ * and weights above a few bounds, again between the two that enclose the cut while many lie there; those are gathered and searched (sample_cut.h). The draw finds the chunk of tokens by
+ * its sum, then the token inside. A row of 131,072 logits takes five to ten passes of vector code, on the calling thread. */
 #include "kernels/cpu/cpu_private.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/philox.h"
 #include "kernels/cpu/sample_scan.h"
 #include <errno.h>
 
-enum { VOCAB_MAX = 1 << 24 /* ids are compared as floats */, TOP_MAX = 32 };
+enum {
+    VOCAB_MAX = 1 << 24, /* ids are compared as floats */
+    TOP_MAX = 32,
+    CUT_GATHER = 4096,   /* candidates that are gathered without further narrowing */
+    CUT_ROUNDS = 6,      /* of narrowing: many equal logits cannot be told apart by it */
+};
 
 static int check_tokens(const struct sample_params *p, int n_vocab)
 {
@@ -58,23 +63,45 @@ static void adjust(float *x, const struct sample_params *p)
         x[p->banned[i]] = -INFINITY;
 }
 
-/* Raises the row's threshold to the shortest prefix of the candidates whose weights reach `target`. */
-static int cut(struct stream *s, struct scan_row *r, const struct scan_histogram *h, double target, bool counting)
+/* Where a cut lies: candidates with low <= z < high, `above` of what is summed lies higher. */
+struct cut_window {
+    float low, high;
+    double above, n_between;
+};
+
+static void window_bounds(const struct cut_window *w, float bounds[SCAN_BOUNDS])
 {
-    const double *reached = counting ? h->count : h->weight;
+    static const float tail[SCAN_BOUNDS - 1] = {1, 2.5f, 6, 15}; /* below an open end weights fall fast */
+    for (int b = 0; b < SCAN_BOUNDS - 1; b++)
+        bounds[b] = w->low == -INFINITY ? w->high - tail[b] : w->high - (w->high - w->low) * (float)(b + 1) / SCAN_BOUNDS;
+    bounds[SCAN_BOUNDS - 1] = w->low;
+}
+
+/* Narrows the window to the one of its parts in which the sum (`reached` at each bound) gets to the target. */
+static void window_narrow(struct cut_window *w, const float *bounds, const struct scan_histogram *h, const double *reached, double target)
+{
     int b = 0;
     while (b < SCAN_BOUNDS - 1 && reached[b] < target)
         b++;
-    double above = b > 0 ? reached[b - 1] : 0, n_between = h->count[b] - (b > 0 ? h->count[b - 1] : 0);
-    if (n_between < 1)
-        return 0; /* nothing left to cut off */
+    double count_above = b > 0 ? h->count[b - 1] : h->count[SCAN_BOUNDS - 1] - w->n_between;
+    w->n_between = h->count[b] - count_above;
+    w->above = b > 0 ? reached[b - 1] : w->above;
+    w->high = b > 0 ? bounds[b - 1] : w->high;
+    w->low = bounds[b];
+}
+
+/* Gathers the window's candidates and puts the row's threshold where their sum gets to `target`. */
+static int window_cut(struct stream *s, struct scan_row *r, const struct cut_window *w, double target, bool counting)
+{
     void *candidates;
-    int e = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, (size_t)n_between * sizeof(struct cut_candidate), &candidates);
+    if (w->n_between < 1)
+        return 0; /* rounding: the target is all there is */
+    int e = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, (size_t)w->n_between * sizeof(struct cut_candidate), &candidates);
     if (e < 0)
         return e;
-    int64_t n = scan_gather(r, scan_bounds[b], b > 0 ? scan_bounds[b - 1] : INFINITY, counting, candidates, (int64_t)n_between);
+    int64_t n = scan_gather(r, w->low, w->high, counting, candidates, (int64_t)w->n_between);
     if (n > 0) {
-        uint64_t last = cut_last(candidates, n, target - above);
+        uint64_t last = cut_last(candidates, n, target - w->above);
         r->z = scan_key_z(last);
         r->id = (int32_t)(last & 0xFFFFFFFFu);
     }
@@ -82,22 +109,35 @@ static int cut(struct stream *s, struct scan_row *r, const struct scan_histogram
     return 0;
 }
 
+/* Keeps the shortest prefix of the candidates that has `amount` of them (counting) or that share of their weight. */
+static int cut(struct stream *s, struct scan_row *r, double amount, bool counting)
+{
+    struct cut_window w = {.low = -INFINITY, .high = 0x1p-20f /* every z is <= 0 */};
+    double target = amount;
+    for (int i = 0; i < CUT_ROUNDS && (i == 0 || w.n_between > CUT_GATHER); i++) {
+        float bounds[SCAN_BOUNDS];
+        window_bounds(&w, bounds);
+        struct scan_histogram h = scan_histogram(r, bounds);
+        if (i == 0) {
+            w.n_between = h.count[SCAN_BOUNDS - 1];
+            target = counting ? amount : amount * h.weight[SCAN_BOUNDS - 1];
+        }
+        if (counting && i == 0 && w.n_between <= amount)
+            return 0;
+        window_narrow(&w, bounds, &h, counting ? h.count : h.weight, target);
+    }
+    return window_cut(s, r, &w, target, counting);
+}
+
 /* min-p, top-k, top-p. */
 static int filter(struct stream *s, struct scan_row *r, const struct sample_params *p)
 {
+    int e = 0;
     if (p->min_p > 0)
         r->z = vmath_logf(p->min_p); /* ids are not limited yet */
-    if (p->top_k > 0 && p->top_k < r->n) {
-        struct scan_histogram h = scan_histogram(r);
-        int e = h.count[SCAN_BOUNDS - 1] > p->top_k ? cut(s, r, &h, p->top_k, true) : 0;
-        if (e < 0)
-            return e;
-    }
-    if (p->top_p < 1) {
-        struct scan_histogram h = scan_histogram(r);
-        return cut(s, r, &h, p->top_p * h.weight[SCAN_BOUNDS - 1], false);
-    }
-    return 0;
+    if (p->top_k > 0 && p->top_k < r->n)
+        e = cut(s, r, p->top_k, true);
+    return e == 0 && p->top_p < 1 ? cut(s, r, p->top_p, false) : e;
 }
 
 /* The token at `u` in [0, 1) of the distribution function, tokens in order of id. */

@@ -72,7 +72,9 @@ SPECIALIZE float scan_chunk(const struct scan_row *r, int first, float *w)
     v16 sum = v16_zero();
     int end = r->n - first < SCAN_CHUNK ? r->n : first + SCAN_CHUNK;
     for (int i = first; i < end; i += LANES) {
-        v16 weight = scan_weight(r, i, scan_exponent(r, i));
+        v16 z = scan_exponent(r, i), weight = v16_zero();
+        if (v16m_bits(v16_le(v16_set1(r->z), z)) != 0) /* behind a filter hardly any */
+            weight = scan_weight(r, i, z);
         sum = v16_add(sum, weight);
         if (w)
             v16_store(w + (i - first), weight);
@@ -93,38 +95,41 @@ static double scan_total(const struct scan_row *r, float *chunk_sum)
     return total;
 }
 
-/* How much lies at or above each bound on z: tokens and their weights. Bounds descend, the last is -INFINITY. */
+/* How much lies at or above each bound on z: tokens and their weights. Bounds descend; what has no weight is no candidate. */
 struct scan_histogram {
     double count[SCAN_BOUNDS], weight[SCAN_BOUNDS];
 };
-static const float scan_bounds[SCAN_BOUNDS] = {-1, -2.5f, -5, -9, -INFINITY};
 
-SPECIALIZE void scan_histogram_chunk(const struct scan_row *r, int first, struct scan_histogram *h)
+SPECIALIZE void scan_histogram_chunk(const struct scan_row *r, const float *bounds, int first, struct scan_histogram *h)
 {
     v16 weight[SCAN_BOUNDS], count[SCAN_BOUNDS], one = v16_set1(1.0f), zero = v16_zero();
-    for (int b = 0; b < SCAN_BOUNDS; b++)
+    UNROLL for (int b = 0; b < SCAN_BOUNDS; b++)
         weight[b] = count[b] = zero;
     int end = r->n - first < SCAN_CHUNK ? r->n : first + SCAN_CHUNK;
+    float least = bounds[SCAN_BOUNDS - 1] > r->z ? bounds[SCAN_BOUNDS - 1] : r->z;
     for (int i = first; i < end; i += LANES) {
-        v16 z = scan_exponent(r, i), w = scan_weight(r, i, z);
-        v16 kept = v16_select(v16_lt(zero, w), one, zero); /* what has no weight is no candidate */
+        v16 z = scan_exponent(r, i);
+        if (v16m_bits(v16_le(v16_set1(least), z)) == 0)
+            continue;
+        v16 w = scan_weight(r, i, z);
+        v16 kept = v16_select(v16_lt(zero, w), one, zero);
         UNROLL for (int b = 0; b < SCAN_BOUNDS; b++) {
-            v16m above = v16_le(v16_set1(scan_bounds[b]), z);
+            v16m above = v16_le(v16_set1(bounds[b]), z);
             weight[b] = v16_add(weight[b], v16_select(above, w, zero));
             count[b] = v16_add(count[b], v16_select(above, kept, zero));
         }
     }
-    for (int b = 0; b < SCAN_BOUNDS; b++) {
+    UNROLL for (int b = 0; b < SCAN_BOUNDS; b++) {
         h->weight[b] += v16_reduce_add(weight[b]);
         h->count[b] += v16_reduce_add(count[b]);
     }
 }
 
-static struct scan_histogram scan_histogram(const struct scan_row *r)
+static struct scan_histogram scan_histogram(const struct scan_row *r, const float *bounds)
 {
     struct scan_histogram h = {{0}, {0}};
     for (int first = 0; first < r->n; first += SCAN_CHUNK)
-        scan_histogram_chunk(r, first, &h);
+        scan_histogram_chunk(r, bounds, first, &h);
     return h;
 }
 
@@ -138,28 +143,27 @@ static inline float scan_key_z(uint64_t key)
     return -float_from_bits((uint32_t)(key >> 32));
 }
 
+static inline bool scan_passes(const struct scan_row *r, float z, int32_t id)
+{
+    return z > r->z || (z == r->z && id <= r->id);
+}
+
 /* Candidates with low <= z < high in order of id, at most `capacity`, with their weight or, for counting, 1. */
 static int64_t scan_gather(const struct scan_row *r, float low, float high, bool counting, struct cut_candidate *ret, int64_t capacity)
 {
     int64_t n = 0;
-    v16 zero = v16_zero(), one = v16_set1(1.0f);
-    for (int first = 0; first < r->n; first += SCAN_BLOCK) {
-        float z[SCAN_BLOCK], in[SCAN_BLOCK], w[LANES];
-        v16 any = zero;
-        int end = r->n - first < SCAN_BLOCK ? r->n : first + SCAN_BLOCK;
-        for (int i = first; i < end; i += LANES) {
-            v16 x = scan_exponent(r, i), inside = v16_select(v16_le(v16_set1(low), x), v16_select(v16_lt(x, v16_set1(high)), one, zero), zero);
-            v16_store(z + (i - first), x);
-            v16_store(in + (i - first), inside);
-            any = v16_max(any, inside);
-        }
-        if (v16_reduce_max(any) == 0)
+    for (int i = 0; i < r->n; i += LANES) {
+        v16 z = scan_exponent(r, i);
+        uint32_t in = v16m_bits(v16_le(v16_set1(low), z)) & v16m_bits(v16_lt(z, v16_set1(high)));
+        if (in == 0)
             continue;
-        for (int i = first; i < end; i += LANES) {
-            v16_store(w, v16_mul(v16_load(in + (i - first)), scan_weight(r, i, v16_load(z + (i - first)))));
-            for (int l = 0; l < LANES && n < capacity; l++)
-                if (w[l] > 0)
-                    ret[n++] = (struct cut_candidate){.key = scan_key(z[i - first + l], i + l), .weight = counting ? 1 : w[l]};
+        float value[LANES], weight[LANES];
+        v16_store(value, z);
+        v16_store(weight, v16_exp_nonpositive(z));
+        for (; in != 0 && n < capacity; in &= in - 1) {
+            int l = __builtin_ctz(in);
+            if (weight[l] > 0 && scan_passes(r, value[l], i + l))
+                ret[n++] = (struct cut_candidate){.key = scan_key(value[l], i + l), .weight = counting ? 1 : weight[l]};
         }
     }
     return n;
