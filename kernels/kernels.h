@@ -1,7 +1,7 @@
 /* The mathematics: every op of the model and of the cache, on raw pointers, sizes and a stream. A backend fills `struct kernel_ops`.
  *
  * Thread: each call comes from the thread that owns the device. Ops are asynchronous on the stream (CPU: done on return). Memory is the caller's.
- * Errors: 0, -EINVAL (a shape that no caller may ask for), -ENOTSUP (a shape this backend has no kernel for); nothing is written then.
+ * Errors: 0, -EINVAL (a shape that no caller may ask for), -ENOTSUP (a shape this backend has no kernel for), -ENOMEM (ops that scratch_bytes counts); nothing is written then.
  * Shapes are row-major, n_heads = n_kv_heads * group; activations fp32, K and V bf16 bits, indices int32.
  *
  * Determinism (docs/design.md): every output element is a fixed expression of its inputs, whatever the batch, chunk, thread count or instruction set.
@@ -89,8 +89,9 @@ struct kv_page {
  *  2. if n_pages > fetch_pages: for each page and query head e = log-sum-exp over its slow tokens of the logits that the 2-bit index gives; total = lse(fast, all e);
  *     mass(page) = mean over the group of exp(e - total); the fetch_pages of largest mass (ties: lower page index) are attended; else all.
  *  3. partial over the chosen pages in ascending page order: key logits by integer dot products of the codes with the query in two signed digits
- *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values dequantized in registers, BF16 pages in fp32.
- *  4. merge, divide by l. */
+ *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values dequantized in registers, BF16 pages in fp32. Weights below e^-60 of a partial's largest are 0.
+ *  4. merge, divide by l; zeros if there was nothing to attend.
+ * Head dims are multiples of 16 up to 256 (with pages of 32), K and V finite. */
 struct attn_decode_item {
     const float *q;   /* [group, d] rotated */
     float *out;       /* [group, d] */
@@ -111,7 +112,8 @@ struct attn_decode_params {
 };
 
 /* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32); pooled along i (max, width `pool`, centred,
- * edges clipped) per query head or after the group mean as `pool_after_group` says; mean over the group. Two passes, blockwise; never W x S. */
+ * edges clipped) per query head or after the group mean as `pool_after_group` says; mean over the group. Two passes, blockwise; never W x S.
+ * -ENOTSUP beyond a pool of 127, a group of 64, n_window * group of 8192. */
 struct window_score_params {
     const float *q;      /* [n_window, n_heads, d] rotated; query w is at position n_keys - n_window + w */
     int n_window;
@@ -137,6 +139,9 @@ struct block_params {
 /* ---- sampling ---- */
 struct logit_bias { int32_t token; float bias; };
 struct token_count { int32_t token; int32_t n_prompt, n_output; }; /* for the penalties, distinct tokens, any order */
+/* In this order: bias; repetition (tokens of prompt and output: divided if positive, else multiplied), frequency (output) and presence (output) penalties; bans; greedy, or
+ * temperature, min-p, top-k, top-p, each on what the one before left, ties to lower ids. A logit of NaN counts as -inf, +inf as the largest float.
+ * -EINVAL for ids outside the vocabulary, parameters outside their ranges, and where nothing can be drawn. */
 struct sample_params {
     float temperature;       /* 0: greedy, ties to the lower id */
     int32_t top_k;           /* <= 0: off */

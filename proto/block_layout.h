@@ -23,9 +23,10 @@
  *                                           in bits 0-1, 2-3, 4-5, 6-7
  *         fp16   key_step[16], key_min[16]  the same as in the sub-page; a 2-bit value c reads as min + step * (64 c + 31.5)
  *
- * Coding rule (asymmetric): min = fp16(min x) rounded to nearest, step = fp16((max x - min) / levels). A row whose step rounds to zero
- * (constant rows among them) has step 0 and codes 0 and reads back as min. code = clamp(round-half-even((x - min) / step), 0, levels).
- * Values that are not finite are clamped to +-65504 first, NaN to 0; the encoder reports how many it saw.
+ * Coding rule (asymmetric): min = fp16(min x) rounded to nearest, step = fp16((max x - min) / levels) with the rounded min. A row whose step is not
+ * positive (zeros among them) has step 0 and codes 0 and reads back as min. code = clamp(round-half-even((x - min) / step), 0, levels).
+ * Before coding, NaN becomes 0, anything beyond +-65504 is clamped to it, and -0 becomes +0. A BF16 page keeps every finite value as it is; NaN becomes 0
+ * there and an infinity +-65536, the bf16 nearest to the limit. The encoder reports how many inputs were not finite.
  * A decoded value is fma(step, code, min) in fp32; what prefill attends is that value rounded to bf16.
  *
  * Why these: docs/cache.md (keys rotated per token, values in groups of 32, exact sinks, the top two bits of the code as index).

@@ -1,7 +1,8 @@
 /* Attention, block coding, selection and sampling of the CPU backend against the machine's fma peak and memory speed, measured in the same run, on one thread.
- * Times are processor time of the thread, the best of many short runs: others' load on a shared machine only ever adds. Memory-bound rows walk through more
+ * Times are processor time of the thread (with more threads: time of the clock, against one thread's limits), the best of many short runs: others' load on a
+ * shared machine only ever adds. Memory-bound rows walk through more
  * bytes than the caches hold; figures in percent compare with the read bandwidth or the fma peak printed above them.
- *   bench_attention [avx2|avx512|plain] [repeats] */
+ *   bench_attention [avx2|avx512|plain] [repeats] [threads] */
 #include "kernels/cpu/attn_pieces.h"
 #include "kernels/kernels.h"
 #include "tests/bench/bench_floor.h"
@@ -24,10 +25,12 @@ struct bench {
     uint32_t random;
 };
 
+static clockid_t bench_clock = CLOCK_THREAD_CPUTIME_ID;
+
 static double now(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    clock_gettime(bench_clock, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -427,7 +430,10 @@ int main(int argc, char **argv)
             b.isa = (enum cpu_isa)i;
     if (b.repeats < 1)
         b.repeats = 1;
-    expect(cpu_device_ops()->open(&(struct device_config){.n_threads = 1, .isa = b.isa}, &b.device), "device");
+    int n_threads = argc > 3 ? atoi(argv[3]) : 1;
+    if (n_threads > 1)
+        bench_clock = CLOCK_MONOTONIC;
+    expect(cpu_device_ops()->open(&(struct device_config){.n_threads = n_threads, .isa = b.isa}, &b.device), "device");
     expect(cpu_device_ops()->stream_create(b.device, &b.stream), "stream");
     measure_floors(&b);
     for (int64_t n = 512; n <= 8192; n *= 4)

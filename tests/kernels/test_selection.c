@@ -1,4 +1,4 @@
-/* window_scores, topk, gather_rows. */
+/* window_scores, topk, gather_rows; and what the ops take from the arena. */
 #include "proto/base/base_assert.h"
 #include "tests/kernels/kv_fixture.h"
 #include <criterion/criterion.h>
@@ -85,6 +85,54 @@ Test(window_scores, match_the_formula_everywhere)
         }
         free(q), free(k), free(first), free(scores), free(expected);
     }
+    fixture_close(&f);
+}
+
+/* What admission counts with: no op holds more than scratch_bytes says for its bounds. */
+Test(scratch, stays_within_its_bounds)
+{
+    enum { HEADS = 6, KV_HEADS = 2, D = 64, KEYS = 3000, WINDOW = 16, VOCAB = 70000, ITEMS = 40, PAGES = 188 };
+    struct fixture f;
+    fixture_open(&f);
+    const struct fixture_device *device = &f.devices[f.n - 1];
+    struct ref_rng rng = {9};
+    float *q = random_floats(&rng, ITEMS * HEADS * D, 1), *out = aligned_zeros(sizeof(float) * ITEMS * HEADS * D), *logits = aligned_zeros(sizeof(float) * VOCAB);
+    float *scores = aligned_zeros(sizeof(float) * KV_HEADS * KEYS);
+    uint16_t *k = random_bf16(&rng, (size_t)KV_HEADS * KEYS * D, 1);
+    struct block_layout layout;
+    cr_assert_eq(block_layout_init(&layout, KV_FORMAT_K8V4, 1, 1, D), 0);
+    uint8_t *page = aligned_zeros(layout.page.bytes), *entry = aligned_zeros(layout.index_entry_bytes);
+    struct kv_page pages[PAGES];
+    struct attn_decode_item items[ITEMS];
+    for (int i = 0; i < PAGES; i++)
+        pages[i] = (struct kv_page){.page = page, .index = entry, .tokens = 0xFFFF};
+    for (int i = 0; i < ITEMS; i++)
+        items[i] = (struct attn_decode_item){.q = q + i * HEADS / KV_HEADS * D, .out = out + i * HEADS / KV_HEADS * D, .rows = {{k, k, 700}, {k, k, i}}, .pages = pages,
+                                             .n_pages = PAGES - i, .fetch_pages = 32};
+    struct window_score_params window = {.q = q, .n_window = WINDOW, .k = k, .head_stride = KEYS * D, .n_keys = KEYS, .n_heads = HEADS, .n_kv_heads = KV_HEADS,
+                                         .head_dim = D, .scale = 0.125f, .pool = 7, .scores = scores};
+    struct attn_decode_params decode = {.items = items, .n_items = ITEMS, .layout = &layout, .group = HEADS / KV_HEADS, .head_dim = D, .scale = 0.125f};
+    struct logit_bias bias = {5, 0.5f};
+    struct sample_params sample = {.temperature = 1, .top_p = .99f, .top_k = 60000, .repetition_penalty = 1, .bias = &bias, .n_bias = 1}; /* all logits tie */
+    struct sample_result result;
+    const struct op_bounds bounds[3] = {
+        {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_items = ITEMS, .n_rows = {700, ITEMS}, .n_pages = PAGES, .fetch_pages = 32},
+        {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_keys = KEYS, .n_window = WINDOW},
+        {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_vocab = VOCAB},
+    };
+    for (int op = 0; op < 3; op++) {
+        struct device_memory_stats before, after;
+        cpu_device_ops()->reset_peaks(device->device);
+        cpu_device_ops()->memory_stats(device->device, &before);
+        int r = op == 0 ? f.ops->attn_decode(device->stream, &decode) : op == 1 ? f.ops->window_scores(device->stream, &window)
+                                                                             : f.ops->sample(device->stream, logits, VOCAB, &sample, &result);
+        cr_assert_eq(r, 0);
+        cpu_device_ops()->memory_stats(device->device, &after);
+        size_t held = after.peak[MEM_WORKSPACE] - before.now[MEM_WORKSPACE];
+        cr_assert(held > 0 && held <= f.ops->scratch_bytes(device->stream, &bounds[op]), "op %d held %zu bytes", op, held);
+        cr_assert_eq(after.now[MEM_WORKSPACE], before.now[MEM_WORKSPACE]);
+    }
+    free(q), free(out), free(logits), free(scores), free(k), free(page), free(entry);
     fixture_close(&f);
 }
 
