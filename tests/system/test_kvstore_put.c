@@ -26,6 +26,19 @@ static void teardown(void)
 
 TestSuite(kvstore_put, .init = setup, .fini = teardown, .timeout = 120);
 
+/* The store rewrites its statistics page in the turn of its loop that follows the answer; each round trip lets it take turns. */
+static uint64_t used_bytes_after_turns(struct kv_client *client, uint64_t expected)
+{
+    struct kv_store_info info = {0};
+    for (int i = 0; i < 1000; i++) {
+        kv_client_info(client, &info);
+        if (info.pool_used_bytes == expected)
+            break;
+        store_found(client, 1, 1);
+    }
+    return info.pool_used_bytes;
+}
+
 Test(kvstore_put, test_block_of_one_client_is_read_by_another)
 {
     struct kv_client *a = store_fixture_client(&f, "a"), *b = store_fixture_client(&f, "b");
@@ -43,7 +56,7 @@ Test(kvstore_put, test_block_of_one_client_is_read_by_another)
     }
     kv_client_info(b, &info);
     cr_assert_eq(info.pool_bytes, 1 << 20);
-    cr_assert_eq(info.pool_used_bytes, 3 * STORE_BLOCK_BYTES);
+    cr_assert_eq(used_bytes_after_turns(b, 3 * STORE_BLOCK_BYTES), 3 * STORE_BLOCK_BYTES);
     kv_client_release(b, found, 3);
     kv_client_release(a, leases, 3);
     cr_assert_null(found[0].data);
