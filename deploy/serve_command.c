@@ -20,19 +20,19 @@
 #include <unistd.h>
 
 enum { STAGE_ROUTER, STAGE_WORKERS, STAGE_KVSTORE };
-enum { ARGS_MAX = 64, HEALTH_FIRST_US = 200 * 1000, HEALTH_LATER_US = 2 * 1000 * 1000 };
+enum { ARGS_MAX = 64, HEALTH_FIRST_US = 200 * 1000, HEALTH_LATER_US = 2 * 1000 * 1000, STORE_POLL_US = 20 * 1000, STORE_WAIT_US = 60 * 1000 * 1000 };
 
 struct serve {
     struct serve_options options;
     struct loop *loop;
     struct supervisor *supervisor;
-    struct loop_source *sigterm, *sigint, *health_timer;
+    struct loop_source *sigterm, *sigint, *health_timer, *store_timer;
     struct http_request *health;
     char bin_dir[PATH_MAX], runtime_dir[PATH_MAX], port_file[PATH_MAX + 32];
     bool own_runtime_dir;
     uint16_t port;
     int router; /* number of the child */
-    bool announced;
+    bool announced, start_failed;
     uint64_t started_us;
     int status;
 };
@@ -191,7 +191,8 @@ static void health_due(void *arg)
 static void on_stopped(int status, const char *reason, void *arg)
 {
     struct serve *s = arg;
-    s->status = status;
+    s->status = s->start_failed ? 1 : status;
+    loop_timer_disarm(s->store_timer);
     if (status != 0)
         LOG_ERROR("stopped", LOG_INT("status", status), LOG_STR("reason", reason));
     else
@@ -204,6 +205,7 @@ static void on_signal(int signal, void *arg)
     struct serve *s = arg;
     LOG_INFO("stopping", LOG_INT("signal", signal), LOG_INT("drain_timeout_s", s->options.drain_timeout));
     loop_timer_disarm(s->health_timer);
+    loop_timer_disarm(s->store_timer);
     supervisor_stop(s->supervisor);
 }
 
@@ -255,6 +257,30 @@ static void share_processors(struct serve_options *o)
         o->threads = n > o->workers ? n / o->workers : 1;
 }
 
+/* Workers go on without a store, but what they compute before they find it stays private. Its socket appears when the pool is allocated; a store that takes
+ * very long is not waited for. */
+static void store_due(void *arg)
+{
+    struct serve *s = arg;
+    char path[PATH_MAX + 32];
+    int r = 0;
+    snprintf(path, sizeof(path), "%s/kvstore.sock", s->runtime_dir);
+    if (access(path, F_OK) < 0 && clock_now_us() - s->started_us < STORE_WAIT_US) {
+        loop_timer_arm(s->store_timer, STORE_POLL_US);
+        return;
+    }
+    for (int i = 0; r >= 0 && i < s->options.workers; i++)
+        r = start_worker(s, i);
+    if (r >= 0)
+        r = s->router = start_router(s);
+    if (r >= 0)
+        r = loop_timer_arm(s->health_timer, HEALTH_FIRST_US);
+    if (r < 0) {
+        s->start_failed = true;
+        supervisor_stop(s->supervisor);
+    }
+}
+
 static int serve_start(struct serve *s)
 {
     const struct supervisor_config config = {.on_stopped = on_stopped, .arg = s, .stop_timeout_us = (uint64_t)s->options.drain_timeout * 1000000 + 1000000};
@@ -268,13 +294,11 @@ static int serve_start(struct serve *s)
     if (r >= 0)
         r = loop_timer_add(s->loop, health_due, s, &s->health_timer);
     if (r >= 0)
+        r = loop_timer_add(s->loop, store_due, s, &s->store_timer);
+    if (r >= 0)
         r = start_kvstore(s);
-    for (int i = 0; r >= 0 && i < s->options.workers; i++)
-        r = start_worker(s, i);
     if (r >= 0)
-        r = s->router = start_router(s);
-    if (r >= 0)
-        r = loop_timer_arm(s->health_timer, HEALTH_FIRST_US);
+        r = loop_timer_arm(s->store_timer, STORE_POLL_US);
     return r;
 }
 
@@ -282,6 +306,7 @@ static void serve_fini(struct serve *s)
 {
     http_request_free(s->health);
     loop_source_free(s->health_timer);
+    loop_source_free(s->store_timer);
     loop_source_free(s->sigint);
     loop_source_free(s->sigterm);
     supervisor_free(s->supervisor);
