@@ -20,7 +20,7 @@ static void run_case(struct fixture *f, const struct engine_config *config, int 
         fixture_decode(engine, seq, tokens[n_prompt + i]);
         const int n = n_prompt + i + 1, first = coverage_recent_first(seq);
         cr_assert(n - first >= (n < config->recent ? n : config->recent), "%d recent of %d", n - first, n);
-        cr_assert(n - first < config->recent + BLOCK_TOKENS);
+        cr_assert(config->answer_stays ? first <= n_prompt : n - first < config->recent + BLOCK_TOKENS);
     }
     const int32_t one = 0;
     cr_assert(engine_decode(engine, &seq, &one, 1) < 0, "no room was promised for one more");
@@ -40,6 +40,7 @@ Test(engine_coverage, test_exact_once_random_cases)
         struct engine_config config = fixture_config();
         config.budget = budgets[below(&state, 10)];
         config.recent = below(&state, 3) ? below(&state, 300) : 128 * below(&state, 3);
+        config.answer_stays = below(&state, 4) == 0;
         config.fetch = below(&state, 4) ? below(&state, 200) : INT32_MAX;
         config.chunk = 1 + below(&state, 300);
         config.selector = below(&state, 2) ? &selector_snapkv : &selector_streaming;
@@ -64,6 +65,31 @@ Test(engine_coverage, test_exact_once_at_borders)
             run_case(&f, &config, lengths[i], 140);
         }
     }
+    fixture_close(&f);
+}
+
+/* With answer_stays the window never lets go of what stands behind the prompt, and everything is attended all the same. */
+Test(engine_coverage, test_answer_stays_in_the_window)
+{
+    struct fixture f;
+    struct engine_config config = fixture_config();
+    struct sequence_stats stats;
+    cr_assert(fixture_open(&f, (struct fixture_params){.n_layers = 1}));
+    fixture_tokens(8, tokens, MAX_TOKENS);
+    config.recent = 0;
+    config.answer_stays = true;
+    config.fetch = INT32_MAX;
+    struct engine *engine = fixture_engine(&f, &config, NULL);
+    struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = 512, .n_decode = 300});
+    for (int i = 0; i < 300; i++)
+        fixture_decode(engine, seq, tokens[512 + i]);
+    sequence_stats(seq, &stats);
+    cr_assert_eq(coverage_recent_first(seq), 512);
+    /* Step i attends the prompt, the answer so far and itself, in each KV head. */
+    cr_assert_eq(stats.tokens_attended, TINY_KV_HEADS * (300 * 512 + 300 * 301 / 2), "%llu", (unsigned long long)stats.tokens_attended);
+    sequence_free(seq);
+    engine_free(engine);
+    fixture_expect_no_memory(&f);
     fixture_close(&f);
 }
 

@@ -53,13 +53,16 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
     };
 }
 
-/* Bytes of the pages that an item attended; the sinks' page can only be the first of them. */
-static void count_pages(const struct engine *e, const struct attn_decode_item *item, struct sequence_stats *stats)
+/* What an item attended, and the bytes of its pages; the sinks' page can only be the first of them. */
+static void count_attended(const struct engine *e, const struct attn_decode_item *item, struct sequence_stats *stats)
 {
     const int n = item->ret_n_chosen;
+    const bool all = n == item->n_pages;
+    stats->tokens_attended += (uint64_t)(item->rows[0].n + item->rows[1].n);
+    for (int i = 0; i < n; i++)
+        stats->tokens_attended += (uint64_t)__builtin_popcount(item->pages[all ? i : item->ret_chosen[i]].tokens);
     if (n == 0)
         return;
-    const bool all = n == item->n_pages;
     const bool sink = item->pages[0].sink && (all || item->ret_chosen[0] == 0);
     stats->pages_attended += (uint64_t)n;
     stats->bytes_from_pool += (uint64_t)(n - sink) * e->layout.page.bytes + (sink ? e->layout.sink.bytes : 0);
@@ -85,7 +88,7 @@ static int attend(struct engine *e, struct sequence **sequences, int layer, int 
         return r;
     for (int i = 0; i < n; i++)
         for (int h = 0; h < n_kv_heads; h++)
-            count_pages(e, &e->items[i * n_kv_heads + h], &sequences[i]->stats);
+            count_attended(e, &e->items[i * n_kv_heads + h], &sequences[i]->stats);
     return 0;
 }
 

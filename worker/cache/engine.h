@@ -26,6 +26,7 @@ struct engine_config {
     const struct selector_ops *selector;
     int budget;                 /* kept entries per KV head, sinks and observation window included; 0: none beyond the recent window */
     int recent;                 /* newest tokens kept exact per KV head, >= 0; the incomplete last block always is */
+    bool answer_stays;          /* no token behind the prompt leaves the recent window, which then has a row for each: what methods that drop entries do, since their slow tier is lost */
     int fetch;                  /* slow tokens attended per step and KV head, rounded up to 16; INT32_MAX: all */
     int chunk;                  /* prompt tokens a prefill unit, >= 1 */
     enum prefill_values values; /* with exact values prefixes are not reused and blocks have a fingerprint of their own, except in bf16, where the two are the same */
@@ -51,7 +52,8 @@ struct sequence_stats {
     int n_prompt, n_cached, n_tokens;
     uint64_t bytes_from_pool;   /* prefix loaded plus slow sub-pages attended */
     uint64_t bytes_to_pool;
-    uint64_t pages_attended;
+    uint64_t pages_attended;    /* slow sub-pages of decode steps, over layers and KV heads */
+    uint64_t tokens_attended;   /* the same for tokens of all tiers, the step's own included */
     int units_done, units_total; /* prefill */
     int private_blocks;         /* blocks the pool did not take */
 };

@@ -69,6 +69,12 @@ struct engine {
     int n_sequences;
 };
 
+/* First recent position of a sequence whose prompt has n_prompt tokens, when n tokens have K and V. */
+static inline int engine_recent_first(const struct engine *engine, int n_prompt, int n)
+{
+    return recent_first(engine->config.answer_stays && n > n_prompt ? n_prompt : n, engine->config.recent);
+}
+
 /* ---- page lists (page_list.c) ---- */
 /* Slow sub-pages of one layer and KV head in position order; sub-pages without slow tokens are left out. */
 struct page_list {

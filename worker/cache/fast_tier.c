@@ -39,7 +39,7 @@ int fast_tier_fill(struct sequence *seq, int layer, const int32_t *indices, cons
 /* The block that goes when the window holds n tokens, or -1. */
 static int leaving_block(const struct sequence *seq, int n_tokens)
 {
-    const int first = recent_first(n_tokens, seq->engine->config.recent);
+    const int first = engine_recent_first(seq->engine, seq->plan.n_prompt, n_tokens);
     ASSERT(first == seq->recent_first || first == seq->recent_first + BLOCK_TOKENS);
     return first == seq->recent_first ? -1 : seq->recent_first / BLOCK_TOKENS;
 }

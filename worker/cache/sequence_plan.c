@@ -52,10 +52,10 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
 {
     const struct engine_config *config = &engine->config;
     struct sequence_plan p = {.n_prompt = n_prompt, .n_total = n_prompt + max_new};
-    const int last_recent_first = recent_first(p.n_total, config->recent);
+    const int last_recent_first = engine_recent_first(engine, n_prompt, p.n_total);
 
-    p.recent_first = recent_first(n_prompt, config->recent);
-    p.recent_rows = min_int(config->recent + BLOCK_TOKENS, p.n_total);
+    p.recent_first = engine_recent_first(engine, n_prompt, n_prompt);
+    p.recent_rows = config->answer_stays ? p.n_total - p.recent_first : min_int(config->recent + BLOCK_TOKENS, p.n_total);
     plan_kept(&p, config->budget);
     p.n_window = p.n_free ? min_int(config->selector->n_window, n_prompt) : 0;
     p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
