@@ -65,6 +65,9 @@ struct device_ops {
     int (*stream_create)(struct device *device, struct stream **ret_stream);
     void (*stream_free)(struct stream *stream);
     int (*stream_sync)(struct stream *stream); /* waits; a sticky device error is negative */
+    /* From now on ops on this stream take what they need for the time of a call (kernel_ops.scratch_bytes) from this piece of device memory, which stays the caller's and must
+     * outlive its use; what does not fit, and everything after (NULL, 0), comes from the arena. So that a peak is what was planned, and no step allocates. */
+    void (*stream_scratch)(struct stream *stream, void *memory, size_t bytes);
     int (*event_create)(struct device *device, struct device_event **ret_event);
     void (*event_free)(struct device_event *event);
     int (*event_record)(struct device_event *event, struct stream *stream);

@@ -202,7 +202,8 @@ struct kernel_ops {
     /* The other way: slice to k and v; the very values that block_encode(attended) left. */
     int (*block_decode)(struct stream *s, const struct block_params *p);
 
-    /* Most bytes of MEM_WORKSPACE that an op holds in the arena during one call within the bounds (ops run one at a time), beside the device's fixed_bytes. Pure. */
+    /* Most bytes of MEM_WORKSPACE that an op holds during one call within the bounds (ops run one at a time), beside the device's fixed_bytes: from the stream's scratch
+     * (device_ops.stream_scratch), else from the arena. Pure. */
     size_t (*scratch_bytes)(struct stream *s, const struct op_bounds *bounds);
 
     /* One row of logits [n_vocab]; not changed. */

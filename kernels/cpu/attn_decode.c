@@ -5,7 +5,7 @@
  * finishes the last one merges them all in order. Items that attend every page need no scores and are done in the first run. So the work of one sequence
  * spreads over all threads, and who does what changes nothing.
  *
- * Scratch comes from the arena for the time of the call; many items go in waves, so that it stays below WAVE_BYTES unless one item alone needs more. */
+ * Scratch is held for the time of the call; many items go in waves, so that it stays below WAVE_BYTES unless one item alone needs more. */
 #include "kernels/cpu/attn_units.h"
 #include "kernels/cpu/cpu_private.h"
 #include "kernels/cpu/lse_merge.h"
@@ -231,7 +231,7 @@ static int run_wave(struct stream *s, const struct attn_decode_params *p, int fi
 {
     size_t bytes, n_units, used = 0;
     void *memory;
-    int n = wave_size(p, first, &bytes, &n_units), r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, bytes, &memory);
+    int n = wave_size(p, first, &bytes, &n_units), r = cpu_op_alloc(s, bytes, &memory);
     if (r < 0)
         return r;
     struct decode_wave w = {.p = p};
@@ -247,7 +247,7 @@ static int run_wave(struct stream *s, const struct attn_decode_params *p, int fi
         for (int j = 0; item->ret_chosen && j < item->ret_n_chosen; j++)
             item->ret_chosen[j] = w.states[i].scored ? w.states[i].chosen[j] : j;
     }
-    cpu_arena_free(&s->device->arena, memory);
+    cpu_op_free(s, memory);
     *ret_n = n;
     return 0;
 }

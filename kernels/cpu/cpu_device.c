@@ -114,7 +114,7 @@ static void device_host_unregister(struct device *device, void *base)
 
 static int stream_create(struct device *device, struct stream **ret_stream)
 {
-    struct stream *stream = malloc(sizeof *stream);
+    struct stream *stream = calloc(1, sizeof *stream);
     if (!stream)
         return -ENOMEM;
     stream->device = device;
@@ -132,6 +132,32 @@ static int stream_sync(struct stream *stream)
 {
     (void)stream;
     return 0;
+}
+
+static void stream_scratch(struct stream *stream, void *memory, size_t bytes)
+{
+    ASSERT(stream->scratch_used == 0);
+    stream->scratch = memory;
+    stream->scratch_bytes = bytes;
+}
+
+int cpu_op_alloc(struct stream *s, size_t bytes, void **ret_memory)
+{
+    const size_t rounded = cpu_op_round(bytes);
+    if (rounded < bytes || rounded > s->scratch_bytes - s->scratch_used)
+        return cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, bytes, ret_memory);
+    *ret_memory = s->scratch + s->scratch_used;
+    s->scratch_used += rounded;
+    return 0;
+}
+
+void cpu_op_free(struct stream *s, void *memory)
+{
+    uint8_t *piece = memory;
+    if (piece && s->scratch && piece >= s->scratch && piece < s->scratch + s->scratch_bytes)
+        s->scratch_used = (size_t)(piece - s->scratch);
+    else
+        cpu_arena_free(&s->device->arena, memory);
 }
 
 struct device_event {
@@ -188,6 +214,7 @@ const struct device_ops *cpu_device_ops(void)
         .stream_create = stream_create,
         .stream_free = stream_free,
         .stream_sync = stream_sync,
+        .stream_scratch = stream_scratch,
         .event_create = event_create,
         .event_free = event_free,
         .event_record = event_record,

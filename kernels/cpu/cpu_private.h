@@ -5,12 +5,14 @@
 #include "kernels/kernels.h"
 
 /* Scratch of each compute thread: 64-byte aligned, contents undefined, for the time of one task. Held under MEM_WORKSPACE from open to close, and
- * part of what device_properties reports as fixed_bytes. An op whose scratch grows with its arguments takes it from the arena inside the op. */
+ * part of what device_properties reports as fixed_bytes. An op whose scratch grows with its arguments takes it with cpu_op_alloc inside the op. */
 enum { CPU_SCRATCH_BYTES = 512 << 10 };
 
-/* The CPU has one stream, the calling thread and its pool; a handle only leads back to the device. */
+/* The CPU's streams are the calling thread and its pool; a handle leads back to the device, and has the piece that its owner has set aside for ops. */
 struct stream {
     struct device *device;
+    uint8_t *scratch; /* [scratch_bytes] or NULL; the first scratch_used are handed out */
+    size_t scratch_bytes, scratch_used;
 };
 
 struct device {
@@ -32,6 +34,15 @@ static inline int cpu_threads(const struct stream *s)
 static inline void *cpu_scratch(const struct stream *s, int thread)
 {
     return s->device->scratch + (size_t)thread * CPU_SCRATCH_BYTES;
+}
+
+/* Memory for the time of an op's call, 64-byte aligned: of the stream's scratch, or where that has no room (or there is none) of the arena. Given back in reverse
+ * order. Part of kernel_ops.scratch_bytes, each piece rounded up with cpu_op_round. -ENOMEM. */
+int cpu_op_alloc(struct stream *s, size_t bytes, void **ret_memory);
+void cpu_op_free(struct stream *s, void *memory); /* NULL is fine */
+static inline size_t cpu_op_round(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
 }
 
 /* fn(arg, task, thread) for every task in [0, n_tasks). */

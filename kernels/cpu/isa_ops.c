@@ -9,7 +9,7 @@ static size_t scratch_bytes(struct stream *s, const struct op_bounds *b)
     const size_t decode = ISA(attn_decode_scratch)(b), window = ISA(window_scores_scratch)(b), sample = ISA(sample_scratch)(b);
     const size_t most = decode > window ? decode : window;
     (void)s;
-    return most > sample ? most : sample;
+    return cpu_op_round(most > sample ? most : sample);
 }
 
 const struct kernel_ops ISA(cpu_ops) = {

@@ -96,7 +96,7 @@ static int window_cut(struct stream *s, struct scan_row *r, const struct cut_win
     void *candidates;
     if (w->n_between < 1)
         return 0; /* rounding: the target is all there is */
-    int e = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, (size_t)w->n_between * sizeof(struct cut_candidate), &candidates);
+    int e = cpu_op_alloc(s, (size_t)w->n_between * sizeof(struct cut_candidate), &candidates);
     if (e < 0)
         return e;
     int64_t n = scan_gather(r, w->low, w->high, counting, candidates, (int64_t)w->n_between);
@@ -105,7 +105,7 @@ static int window_cut(struct stream *s, struct scan_row *r, const struct cut_win
         r->z = scan_key_z(last);
         r->id = (int32_t)(last & 0xFFFFFFFFu);
     }
-    cpu_arena_free(&s->device->arena, candidates);
+    cpu_op_free(s, candidates);
     return 0;
 }
 
@@ -205,7 +205,7 @@ static int report(const float *logits, int n_vocab, const struct sample_params *
 /* The adjusted row and, while it is cut, at most every token as a candidate. */
 size_t ISA(sample_scratch)(const struct op_bounds *b)
 {
-    return (size_t)b->n_vocab * (sizeof(float) + sizeof(struct cut_candidate));
+    return cpu_op_round((size_t)b->n_vocab * sizeof(float)) + cpu_op_round((size_t)b->n_vocab * sizeof(struct cut_candidate));
 }
 
 int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
@@ -216,7 +216,7 @@ int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct
     if (r < 0)
         return r;
     if (p->n_bias > 0 || p->n_banned > 0 || has_penalties(p)) {
-        r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, sizeof *logits * (size_t)n_vocab, &adjusted);
+        r = cpu_op_alloc(s, sizeof *logits * (size_t)n_vocab, &adjusted);
         if (r < 0)
             return r;
         memcpy(adjusted, logits, sizeof *logits * (size_t)n_vocab);
@@ -225,6 +225,6 @@ int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct
     r = choose(s, adjusted ? adjusted : logits, n_vocab, p, &token);
     if (r == 0)
         r = report(logits, n_vocab, p, token, ret);
-    cpu_arena_free(&s->device->arena, adjusted);
+    cpu_op_free(s, adjusted);
     return r;
 }

@@ -246,7 +246,7 @@ int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
     struct window_args a = make_args(s, p);
     size_t q_floats, n_floats = scratch_floats(&a, &q_floats);
     void *memory;
-    r = cpu_arena_alloc(&s->device->arena, MEM_WORKSPACE, sizeof(float) * n_floats, &memory);
+    r = cpu_op_alloc(s, sizeof(float) * n_floats, &memory);
     if (r < 0)
         return r;
     a.q = memory;
@@ -254,6 +254,6 @@ int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
     scale_queries(&a);
     cpu_run(s, p->n_kv_heads * a.n_segments, stats_task, &a);
     cpu_run(s, p->n_kv_heads * a.n_segments, score_task, &a);
-    cpu_arena_free(&s->device->arena, memory);
+    cpu_op_free(s, memory);
     return 0;
 }

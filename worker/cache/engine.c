@@ -61,7 +61,7 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
-/* The most that an op takes from the arena for the time of its call. */
+/* The most that an op takes for the time of its call. */
 static size_t op_scratch_bytes(const struct engine *engine)
 {
     const struct engine_config *config = &engine->config;
@@ -81,21 +81,43 @@ static size_t op_scratch_bytes(const struct engine *engine)
     return engine->model->ops->scratch_bytes(engine->model->stream, &bounds);
 }
 
-static int alloc_scratch(struct engine *engine)
+/* Floats in whole cache lines. */
+static size_t line_floats(int64_t n)
 {
-    const struct model_config *c = &engine->model->config;
-    const size_t hidden = (size_t)engine->config.max_batch * (size_t)c->dim;
-    const size_t rope = (size_t)engine->n_max * (size_t)c->head_dim;
-    const size_t logits = (size_t)engine->n_logit_rows * (size_t)c->n_vocab;
-    const size_t bytes = (hidden + rope + logits + 48) / 16 * 64; /* whole cache lines, two of them lost to alignment */
+    return ((size_t)n + 15) / 16 * 16;
+}
 
-    int r = engine->model->dev->alloc(engine->model->device, MEM_WORKSPACE, bytes, &engine->scratch);
+static void size_engine(struct engine *engine)
+{
+    const struct model *m = engine->model;
+    struct engine_sizes *s = &engine->sizes;
+    struct device_properties properties;
+
+    m->dev->properties(m->device, &properties);
+    s->hidden_floats = line_floats((int64_t)engine->config.max_batch * m->config.dim);
+    s->rope_floats = line_floats((int64_t)engine->n_max * m->config.head_dim);
+    s->logits_floats = line_floats((int64_t)engine->n_logit_rows * m->config.n_vocab);
+    s->scratch = (s->hidden_floats + s->rope_floats + s->logits_floats) * sizeof(float);
+    s->activations = model_workspace_bytes(&m->config, engine->n_max);
+    s->ops = op_scratch_bytes(engine);
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->ops;
+}
+
+static int alloc_device(struct engine *engine)
+{
+    const struct engine_sizes *s = &engine->sizes;
+    const struct model *m = engine->model;
+    int r = model_workspace_init(&engine->ws, m, engine->n_max);
+    if (r >= 0)
+        r = m->dev->alloc(m->device, MEM_WORKSPACE, s->scratch, &engine->scratch);
+    if (r >= 0)
+        r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
     if (r < 0)
         return r;
+    m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
     engine->hidden = engine->scratch;
-    engine->rope = engine->hidden + (hidden + 15) / 16 * 16;
-    engine->logits = engine->rope + (rope + 15) / 16 * 16;
-    engine->fixed_bytes = bytes + engine->ws.bytes + op_scratch_bytes(engine);
+    engine->rope = engine->hidden + s->hidden_floats;
+    engine->logits = engine->rope + s->rope_floats;
     return 0;
 }
 
@@ -130,30 +152,37 @@ static void derive(struct engine *engine)
         engine->n_logit_rows = engine->n_max;
 }
 
-int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store, struct engine **ret_engine, struct error *err)
+int engine_plan(const struct engine_config *config, struct model *model, struct engine *engine, struct error *err)
 {
+    const struct model_config *c = &model->config;
     int r = check_config(config, model, err);
     if (r < 0)
         return r;
+    engine->config = *config;
+    engine->model = model;
+    derive(engine);
+    r = block_layout_init(&engine->layout, config->format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim);
+    if (r < 0)
+        return error_set(err, r, "no block layout for %d layers of %d KV heads of %d", c->n_layers, c->n_kv_heads, c->head_dim);
+    size_engine(engine);
+    return 0;
+}
+
+int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store, struct engine **ret_engine, struct error *err)
+{
+    int r;
     if (sodium_init() < 0)
         return error_set(err, -ENOSYS, "libsodium does not start");
     struct engine *engine = calloc(1, sizeof(*engine));
     if (!engine)
         return error_set(err, -ENOMEM, "no memory for the engine");
-    engine->config = *config;
     engine->model = model;
     engine->store = store;
-    derive(engine);
-    const struct model_config *c = &model->config;
-    r = block_layout_init(&engine->layout, config->format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim);
-    if (r < 0) {
-        error_set(err, r, "no block layout for %d layers of %d KV heads of %d", c->n_layers, c->n_kv_heads, c->head_dim);
+    r = engine_plan(config, model, engine, err);
+    if (r < 0)
         goto fail;
-    }
     make_fingerprint(engine);
-    r = model_workspace_init(&engine->ws, model, engine->n_max);
-    if (r >= 0)
-        r = alloc_scratch(engine);
+    r = alloc_device(engine);
     if (r >= 0)
         r = alloc_host(engine);
     if (r < 0) {
@@ -176,8 +205,12 @@ void engine_free(struct engine *engine)
     free(engine->items);
     free(engine->positions);
     free(engine->dst);
-    engine->model->dev->free(engine->model->device, engine->scratch);
-    model_workspace_fini(&engine->ws, engine->model);
+    const struct model *m = engine->model;
+    if (engine->op_scratch)
+        m->dev->stream_scratch(m->stream, NULL, 0);
+    m->dev->free(m->device, engine->op_scratch);
+    m->dev->free(m->device, engine->scratch);
+    model_workspace_fini(&engine->ws, m);
     free(engine);
 }
 

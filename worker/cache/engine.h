@@ -61,10 +61,11 @@ struct sequence_stats {
 int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store /* NULL: no pool */,
                   struct engine **ret_engine, struct error *err);
 void engine_free(struct engine *engine);
-/* Device bytes of the engine itself: activations of a unit or a step, and the most that an op takes for the time of its call. */
+/* Device bytes of the engine itself, held from its creation on: activations of a unit or a step, the most that an op takes for the time of its call, and what the device
+ * has for itself. */
 size_t engine_workspace_bytes(const struct engine *engine);
-/* Device bytes that a sequence needs beyond the weights and the engine's workspace: admission is arithmetic. It is the peak of a run without cached prefix; staging counts
- * every block there can be without a store, and those made while decoding with one. */
+/* Device bytes that a sequence needs beyond the weights and the engine's workspace: admission is arithmetic. It is the peak of a run without cached prefix, while its prompt is
+ * computed or at the end of its answer, whichever is larger; staging counts every block there can be without a store, and those made while decoding with one. */
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new);
 /* 1 if it fits now, 0 if it has to wait, -E2BIG with a text naming the numbers if it can never fit. */
 int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err);

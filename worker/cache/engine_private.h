@@ -35,13 +35,31 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
 size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
-/* Device bytes while the prompt is computed, and after it; private blocks apart. */
+/* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
+enum { PIECE_FAST, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+struct sequence_piece {
+    enum mem_tag tag;
+    size_t bytes;
+    bool prefill; /* given back when the prompt is done */
+};
+void sequence_plan_pieces(const struct engine *engine, const struct sequence_plan *plan, int n_new, struct sequence_piece ret_pieces[PIECE_COUNT]);
+/* Their sums while the prompt is computed, and after it. */
 size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
-size_t sequence_plan_decode_bytes(const struct sequence_plan *plan);
+size_t sequence_plan_decode_bytes(const struct engine *engine, const struct sequence_plan *plan);
+/* The larger of the two, with the private blocks of the prompt, and all private blocks. */
+size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging);
 /* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
 
 /* ---- engine (engine.c) ---- */
+/* What the engine holds under MEM_WORKSPACE, in bytes, but for the floats of the scratch's three parts. */
+struct engine_sizes {
+    size_t hidden_floats, rope_floats, logits_floats;
+    size_t scratch;     /* those three */
+    size_t activations; /* model_workspace */
+    size_t ops;         /* what an op takes for the time of its call */
+};
+
 struct engine {
     struct engine_config config;
     struct model *model;          /* borrowed */
@@ -54,7 +72,9 @@ struct engine {
     int n_max;                    /* tokens a unit or a step */
     int n_logit_rows;
 
+    struct engine_sizes sizes;
     struct model_workspace ws;
+    void *op_scratch;             /* the stream's */
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
     float *hidden;                /* [max_batch, dim] of a decode step */
     float *rope;                  /* [n_max, head_dim / 2, 2] */
@@ -64,7 +84,7 @@ struct engine {
     struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
     int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched */
 
-    size_t fixed_bytes;           /* workspace, scratch, and what ops take for the time of a call */
+    size_t fixed_bytes;           /* engine_workspace_bytes */
     size_t committed_bytes;       /* promised to live sequences */
     int n_sequences;
 };
@@ -74,6 +94,10 @@ static inline int engine_recent_first(const struct engine *engine, int n_prompt,
 {
     return recent_first(engine->config.answer_stays && n > n_prompt ? n_prompt : n, engine->config.recent);
 }
+
+/* Everything that follows from the configuration alone: checks it and fills config, model, layout, sizes and what is derived in a zeroed engine. Of the model it uses config,
+ * dev, ops, device and stream; nothing is allocated, and there need not be weights. -EINVAL. */
+int engine_plan(const struct engine_config *config, struct model *model, struct engine *engine, struct error *err);
 
 /* ---- page lists (page_list.c) ---- */
 /* Slow sub-pages of one layer and KV head in position order; sub-pages without slow tokens are left out. */

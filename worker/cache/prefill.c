@@ -80,7 +80,7 @@ static void finish(struct sequence *seq)
         if (seq->blocks[b].place == BLOCK_ABSENT || seq->blocks[b].place == BLOCK_PRIVATE)
             staging += seq->plan.block_bytes[b == 0];
     sequence_prefill_memory_free(seq);
-    sequence_commit_bytes(seq, sequence_plan_decode_bytes(&seq->plan) + staging);
+    sequence_commit_bytes(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + staging);
     seq->n_tokens = seq->plan.n_prompt;
     seq->phase = SEQUENCE_DECODE;
 }

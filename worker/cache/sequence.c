@@ -62,24 +62,16 @@ static int alloc_device(const struct sequence *seq, enum mem_tag tag, size_t byt
 
 static int alloc_device_memory(struct sequence *seq)
 {
-    const struct sequence_plan *p = &seq->plan;
     struct prefill *f = &seq->prefill;
-    const struct {
-        enum mem_tag tag;
-        size_t bytes;
-        void *where;
-    } pieces[] = {
-        {MEM_FAST, p->fast_bytes, &seq->fast},
-        {MEM_WORKSPACE, p->logits_bytes, &seq->logits},
-        {MEM_ACTIVE_KV, p->active_kv_bytes, &f->active},
-        {MEM_BRIDGE, sequence_plan_bridge_bytes(seq->engine, f->n_new), &f->bridge},
-        {MEM_WORKSPACE, p->window_bytes, &f->window},
-        {MEM_WORKSPACE, p->scratch_bytes, &f->scratch},
-        {MEM_WORKSPACE, p->indices_bytes, &f->indices},
+    void *const where[PIECE_COUNT] = {
+        [PIECE_FAST] = &seq->fast,      [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge,
+        [PIECE_WINDOW] = &f->window,    [PIECE_SCRATCH] = &f->scratch, [PIECE_INDICES] = &f->indices,
     };
+    struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
-    for (size_t i = 0; r >= 0 && i < ARRAY_LEN(pieces); i++)
-        r = alloc_device(seq, pieces[i].tag, pieces[i].bytes, pieces[i].where);
+    sequence_plan_pieces(seq->engine, &seq->plan, f->n_new, pieces);
+    for (int i = 0; r >= 0 && i < PIECE_COUNT; i++)
+        r = alloc_device(seq, pieces[i].tag, pieces[i].bytes, where[i]);
     return r;
 }
 

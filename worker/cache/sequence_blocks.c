@@ -137,10 +137,11 @@ void sequence_block_free_private(struct sequence *seq, int block)
     seq->stats.private_blocks--;
 }
 
-static size_t private_bytes(const struct sequence *seq)
+/* Of the first n blocks. */
+static size_t private_bytes(const struct sequence *seq, int n)
 {
     size_t bytes = 0;
-    for (int b = 0; b < seq->plan.n_blocks; b++)
+    for (int b = 0; b < n; b++)
         if (seq->blocks[b].place == BLOCK_ABSENT)
             bytes += seq->plan.block_bytes[b == 0];
     return bytes;
@@ -149,7 +150,8 @@ static size_t private_bytes(const struct sequence *seq)
 /* The store has answered: what it did not take has to fit here. Blocks made while decoding are promised now and allocated when they are made. */
 static int admit_private(struct sequence *seq, struct error *err)
 {
-    const size_t bytes = sequence_plan_prefill_bytes(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached) + private_bytes(seq);
+    const size_t bytes = sequence_plan_peak_bytes(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, private_bytes(seq, seq->plan.n_prompt_blocks),
+                                                  private_bytes(seq, seq->plan.n_blocks));
     int r = engine_bytes_fit(seq->engine, bytes, err);
     if (r < 0)
         return r;

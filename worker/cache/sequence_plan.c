@@ -2,6 +2,7 @@
  * allocations, so that they cannot drift apart. */
 #include "worker/cache/engine_private.h"
 #include <errno.h>
+#include <string.h>
 
 static inline int min_int(int a, int b)
 {
@@ -79,15 +80,44 @@ size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, 
     return (size_t)(last - first - (first == 0)) * plan->block_bytes[0] + (first == 0 ? plan->block_bytes[1] : 0);
 }
 
-size_t sequence_plan_decode_bytes(const struct sequence_plan *plan)
+void sequence_plan_pieces(const struct engine *engine, const struct sequence_plan *plan, int n_new, struct sequence_piece ret_pieces[PIECE_COUNT])
 {
-    return plan->fast_bytes + plan->logits_bytes;
+    const struct sequence_piece pieces[PIECE_COUNT] = {
+        [PIECE_FAST] = {MEM_FAST, plan->fast_bytes, false},
+        [PIECE_LOGITS] = {MEM_WORKSPACE, plan->logits_bytes, false},
+        [PIECE_ACTIVE_KV] = {MEM_ACTIVE_KV, plan->active_kv_bytes, true},
+        [PIECE_BRIDGE] = {MEM_BRIDGE, sequence_plan_bridge_bytes(engine, n_new), true},
+        [PIECE_WINDOW] = {MEM_WORKSPACE, plan->window_bytes, true},
+        [PIECE_SCRATCH] = {MEM_WORKSPACE, plan->scratch_bytes, true},
+        [PIECE_INDICES] = {MEM_WORKSPACE, plan->indices_bytes, true},
+    };
+    memcpy(ret_pieces, pieces, sizeof(pieces));
+}
+
+static size_t pieces_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, bool prefill)
+{
+    struct sequence_piece pieces[PIECE_COUNT];
+    size_t bytes = 0;
+    sequence_plan_pieces(engine, plan, n_new, pieces);
+    for (int i = 0; i < PIECE_COUNT; i++)
+        bytes += prefill || !pieces[i].prefill ? pieces[i].bytes : 0;
+    return bytes;
+}
+
+size_t sequence_plan_decode_bytes(const struct engine *engine, const struct sequence_plan *plan)
+{
+    return pieces_bytes(engine, plan, 0, false);
 }
 
 size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new)
 {
-    return sequence_plan_decode_bytes(plan) + plan->active_kv_bytes + plan->window_bytes + plan->scratch_bytes + plan->indices_bytes +
-           sequence_plan_bridge_bytes(engine, n_new);
+    return pieces_bytes(engine, plan, n_new, true);
+}
+
+size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging)
+{
+    const size_t prefill = sequence_plan_prefill_bytes(engine, plan, n_new) + prompt_staging, decode = sequence_plan_decode_bytes(engine, plan) + all_staging;
+    return prefill > decode ? prefill : decode;
 }
 
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err)
@@ -97,16 +127,17 @@ int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *er
         return 1;
     if (engine->fixed_bytes + bytes <= limit)
         return 0;
-    return error_set(err, -E2BIG, "the sequence needs %zu bytes of device memory beside %zu of workspace; the limit is %zu", bytes,
-                     engine->fixed_bytes, limit);
+    return error_set(err, -E2BIG, "the request needs %zu bytes of device memory beside %zu of workspace, and the limit is %zu: shorten the prompt or max_tokens, or serve with "
+                     "--memory-limit %zu or more", bytes, engine->fixed_bytes, limit, bytes + engine->fixed_bytes);
 }
 
 /* With a pool the prompt's blocks live there (sequence_create counts again once the store has answered). Blocks made while decoding are always counted: should the store
  * be full or gone when they are made, they stay here. */
 static size_t admission_bytes(const struct engine *engine, const struct sequence_plan *plan)
 {
-    return sequence_plan_prefill_bytes(engine, plan, plan->n_prompt) +
-           sequence_plan_staging_bytes(plan, engine->store ? plan->n_prompt_blocks : 0, plan->n_blocks);
+    const int first = engine->store ? plan->n_prompt_blocks : 0;
+    return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks),
+                                    sequence_plan_staging_bytes(plan, first, plan->n_blocks));
 }
 
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new)
