@@ -82,12 +82,37 @@ struct kv_page {
     const uint8_t *index; /* its index entry */
     uint16_t tokens;
     bool sink;            /* the BF16 sub-page of block 0 */
+    int32_t subpage;      /* its place in the sequence: first position / SUBPAGE_TOKENS */
 };
+
+/* How slow sub-pages are scored: what e, the log-sum-exp of a query head's logits over the page's slow tokens, is expected to be. n counts the slow tokens; q has the
+ * scale applied. Summaries (page_summaries) are of the slow tokens alone and in the model's own basis, not the rotated one: channels have their meaning there. */
+enum page_scorer {
+    PAGE_SCORER_INDEX2,  /* log-sum-exp of the logits that the 2-bit index gives */
+    PAGE_SCORER_MINMAX,  /* sum over d of max(q min, q max) */
+    PAGE_SCORER_MEAN,    /* q . mean + log n */
+    PAGE_SCORER_MEANVAR, /* q . mean + min(q^2 . variance / 2, PAGE_SCORE_SPREAD_MAX) + log n */
+    PAGE_SCORER_RECENT,  /* nothing is scored: the newest pages are taken */
+    PAGE_SCORER_ORACLE,  /* log-sum-exp of the logits that attending the page gives: reads every key, so it is for measuring only */
+    PAGE_SCORER_COUNT,
+};
+#define PAGE_SCORE_SPREAD_MAX 4.0f
+
+/* fp16 vectors [d] of a page's summary: minima and maxima, mean, mean and variance. */
+static inline int page_summary_vectors(enum page_scorer scorer)
+{
+    return scorer == PAGE_SCORER_MINMAX || scorer == PAGE_SCORER_MEANVAR ? 2 : scorer == PAGE_SCORER_MEAN;
+}
+static inline size_t page_summary_bytes(enum page_scorer scorer, int head_dim)
+{
+    return (size_t)page_summary_vectors(scorer) * (size_t)head_dim * sizeof(fp16_t);
+}
 
 /* Decode attention of one token of one sequence in one KV head: fast rows, then the best slow pages, merged.
  *  1. partial over rows[0..n_rows) (kept, then recent).
- *  2. if n_pages > fetch_pages: for each page and query head e = log-sum-exp over its slow tokens of the logits that the 2-bit index gives; total = lse(fast, all e);
- *     mass(page) = mean over the group of exp(e - total); the fetch_pages of largest mass (ties: lower page index) are attended; else all.
+ *  2. if n_pages > fetch_pages: for each page and query head the scorer's e; total = lse(fast, all e); mass(page) = mean over the group of exp(e - total); the fetch_pages
+ *     of largest mass (ties: lower page index) are attended; else all. With fetch_blocks the pages of a block (subpage / BLOCK_SUBPAGES) are chosen together by the sum of
+ *     their masses, fetch_pages / BLOCK_SUBPAGES blocks of them. RECENT takes the last pages or blocks.
  *  3. partial over the chosen pages in ascending page order: key logits by integer dot products of the codes with the query in two signed digits
  *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values dequantized in registers, BF16 pages in fp32. Weights below e^-60 of a partial's largest are 0.
  *  4. merge, divide by l; zeros if there was nothing to attend.
@@ -98,7 +123,8 @@ struct attn_decode_item {
     struct kv_rows rows[2];
     const struct kv_page *pages; /* [n_pages], position order */
     int n_pages;
-    int fetch_pages;             /* INT32_MAX: all */
+    const uint8_t *summaries;    /* [n_pages] of page_summary_bytes(); NULL when the scorer has none */
+    int fetch_pages;             /* INT32_MAX: all; with fetch_blocks else a multiple of BLOCK_SUBPAGES */
     int32_t *ret_chosen;         /* [min(fetch_pages, n_pages)] ascending, or NULL */
     int ret_n_chosen;            /* out: pages attended */
 };
@@ -109,6 +135,17 @@ struct attn_decode_params {
     const struct block_layout *layout;
     int group, head_dim;
     float scale;
+    enum page_scorer scorer;
+    bool fetch_blocks;           /* whole blocks are chosen, not sub-pages */
+};
+
+/* Summaries of slow sub-pages for the scorers that need them (minmax, mean, meanvar), from the pages' bytes. -EINVAL for the other scorers. */
+struct page_summary_params {
+    enum page_scorer scorer;
+    const struct block_layout *layout;
+    const struct kv_page *pages; /* [n_pages] */
+    int n_pages;
+    uint8_t *summaries;          /* [n_pages] of page_summary_bytes() each, 32-byte aligned */
 };
 
 /* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32); pooled along i (max, width `pool`, centred,
@@ -168,6 +205,8 @@ struct op_bounds {
     int n_items;             /* attn_decode: items a call, */
     int n_rows[2];           /*   fast rows of an item, */
     int n_pages, fetch_pages; /*  sub-pages of an item */
+    enum page_scorer scorer;
+    bool fetch_blocks;
     int64_t n_keys;          /* window_scores */
     int n_window;
 };
@@ -190,6 +229,7 @@ struct kernel_ops {
 
     int (*attn_prefill)(struct stream *s, const struct attn_prefill_params *p);
     int (*attn_decode)(struct stream *s, struct attn_decode_params *p);
+    int (*page_summaries)(struct stream *s, const struct page_summary_params *p);
     int (*window_scores)(struct stream *s, const struct window_score_params *p);
     /* Indices of the k largest of scores[n] per row, ascending by index; ties: lower index first; k <= n. [n_rows, k]. NaN counts as -inf. */
     int (*topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);

@@ -1,8 +1,8 @@
-/* Decode attention: fast rows, index scoring, selection, sub-pages, merge; kernels.h has the formula.
+/* Decode attention: fast rows, scoring, selection, sub-pages, merge; kernels.h has the formula.
  *
- * A call is at most two runs of the pool. The first computes the partials of the rows and the scores of the index, in units with fixed borders (ROWS_SEGMENT,
- * INDEX_SEGMENT); whoever finishes the last unit of an item selects its pages. The second computes the partials of the chosen pages (PAGES_SEGMENT); whoever
- * finishes the last one merges them all in order. Items that attend every page need no scores and are done in the first run. So the work of one sequence
+ * A call is at most two runs of the pool. The first computes the partials of the rows and the scores of the pages, in units with fixed borders (ROWS_SEGMENT,
+ * SCORE_SEGMENT); whoever finishes the last unit of an item selects its pages. The second computes the partials of the chosen pages (PAGES_SEGMENT); whoever
+ * finishes the last one merges them all in order. Items that attend every page, or the newest ones, need no scores and are done in the first run. So the work of one sequence
  * spreads over all threads, and who does what changes nothing.
  *
  * Scratch is held for the time of the call; many items go in waves, so that it stays below WAVE_BYTES unless one item alone needs more. */
@@ -18,18 +18,22 @@ enum { WAVE_BYTES = 512 << 10 };
 
 struct decode_state {
     struct attn_decode_item *item;
-    bool scored;           /* more pages than may be fetched */
-    int n_row_parts[2], n_index_segments, n_page_parts, n_chosen;
+    bool scored;           /* more pages than may be fetched, and their scores decide which */
+    int n_row_parts[2], n_score_segments;
+    int n_choices;         /* pages or blocks to choose */
+    int n_page_parts, n_chosen; /* with blocks the most there can be, until they are chosen */
+    int first_page;        /* when not scored: the pages first_page .. first_page + n_chosen - 1 are attended */
     atomic_int left;       /* units of this run that have not finished */
     float *ml, *o;         /* partials, rows first: [n_parts, group, 2], [n_parts, group, d] */
-    float *index_ml;       /* [n_index_segments, group, 2] */
-    float *page_sum;       /* [n_index_segments, group, INDEX_SEGMENT] */
-    float *mass;           /* [n_index_segments * INDEX_SEGMENT] */
+    float *score_ml;       /* [n_score_segments, group, 2] */
+    float *page_sum;       /* [n_score_segments, group, SCORE_SEGMENT] */
+    float *mass;           /* [n_score_segments * SCORE_SEGMENT] */
     int32_t *chosen;       /* [n_chosen] */
+    int32_t *blocks;       /* [n_choices] when blocks are chosen */
 };
 
 struct decode_unit {
-    int32_t item, unit; /* rows first, then index segments or page segments */
+    int32_t item, unit; /* rows first, then score segments or page segments */
 };
 
 struct decode_wave {
@@ -52,16 +56,16 @@ static int row_parts(const struct decode_state *st)
 /* Shares of the pages: mass = mean over the heads of exp(logsumexp(page) - logsumexp(everything)), from sums relative to each segment's maximum. */
 static void page_masses(struct decode_state *st, int group)
 {
-    int n_segments = st->n_index_segments, n_rows = row_parts(st);
-    memset(st->mass, 0, sizeof *st->mass * (size_t)n_segments * INDEX_SEGMENT);
+    int n_segments = st->n_score_segments, n_rows = row_parts(st);
+    memset(st->mass, 0, sizeof *st->mass * (size_t)n_segments * SCORE_SEGMENT);
     for (int h = 0; h < group; h++) {
         float m = -INFINITY, l = 0;
         for (int i = 0; i < n_rows + n_segments; i++) {
-            const float *ml = (i < n_rows ? st->ml + 2 * (i * group + h) : st->index_ml + 2 * ((i - n_rows) * group + h));
+            const float *ml = (i < n_rows ? st->ml + 2 * (i * group + h) : st->score_ml + 2 * ((i - n_rows) * group + h));
             m = ml[0] > m ? ml[0] : m;
         }
         for (int i = 0; i < n_rows + n_segments; i++) {
-            float *ml = (i < n_rows ? st->ml + 2 * (i * group + h) : st->index_ml + 2 * ((i - n_rows) * group + h));
+            float *ml = (i < n_rows ? st->ml + 2 * (i * group + h) : st->score_ml + 2 * ((i - n_rows) * group + h));
             float w = ml[0] > -INFINITY ? vmath_expf(ml[0] - m) : 0;
             l = fmaf(w, ml[1], l);
             if (i >= n_rows)
@@ -69,14 +73,60 @@ static void page_masses(struct decode_state *st, int group)
         }
         float share = l > 0 ? 1.0f / (l * (float)group) : 0;
         for (int i = 0; i < n_segments; i++) {
-            const float *sums = st->page_sum + (i * group + h) * INDEX_SEGMENT;
-            v16 w = v16_set1(st->index_ml[2 * (i * group + h)] * share);
-            for (int j = 0; j < INDEX_SEGMENT; j += LANES) {
-                float *mass = st->mass + i * INDEX_SEGMENT + j;
+            const float *sums = st->page_sum + (i * group + h) * SCORE_SEGMENT;
+            v16 w = v16_set1(st->score_ml[2 * (i * group + h)] * share);
+            for (int j = 0; j < SCORE_SEGMENT; j += LANES) {
+                float *mass = st->mass + i * SCORE_SEGMENT + j;
                 v16_store(mass, v16_fma(v16_load(sums + j), w, v16_load(mass)));
             }
         }
     }
+}
+
+/* Page i is the first of its block in the list. */
+static bool starts_block(const struct attn_decode_item *item, int i)
+{
+    return i == 0 || item->pages[i].subpage / BLOCK_SUBPAGES != item->pages[i - 1].subpage / BLOCK_SUBPAGES;
+}
+
+static int count_blocks(const struct attn_decode_item *item)
+{
+    int n = 0;
+    for (int i = 0; i < item->n_pages; i++)
+        n += starts_block(item, i);
+    return n;
+}
+
+/* A block's mass is the sum of its pages'. */
+static void choose_blocks(struct decode_state *st)
+{
+    const struct attn_decode_item *item = st->item;
+    int n_blocks = 0, n = 0, next = 0;
+    for (int i = 0; i < item->n_pages; i++) {
+        float mass = st->mass[i];
+        if (starts_block(item, i))
+            st->mass[n_blocks++] = mass;
+        else
+            st->mass[n_blocks - 1] += mass;
+    }
+    radix_select(st->mass, n_blocks, st->n_choices, st->blocks);
+    for (int i = 0, block = -1; i < item->n_pages; i++) {
+        block += starts_block(item, i);
+        next += next < st->n_choices && st->blocks[next] < block;
+        if (next < st->n_choices && st->blocks[next] == block)
+            st->chosen[n++] = i;
+    }
+    st->n_chosen = n;
+    st->n_page_parts = ceil_div(n, PAGES_SEGMENT);
+}
+
+static void choose_pages(const struct attn_decode_params *p, struct decode_state *st)
+{
+    page_masses(st, p->group);
+    if (p->fetch_blocks)
+        choose_blocks(st);
+    else
+        radix_select(st->mass, st->item->n_pages, st->n_chosen, st->chosen);
 }
 
 static void state_merge(struct decode_state *st, int group, int d)
@@ -95,12 +145,14 @@ static void run_rows(const struct decode_wave *w, struct decode_state *st, int p
               st->o + (int64_t)part * group * d);
 }
 
-static void run_index(const struct decode_wave *w, struct decode_state *st, int segment)
+static void run_scores(const struct decode_wave *w, struct decode_state *st, int segment)
 {
-    int group = w->p->group, first = segment * INDEX_SEGMENT;
-    int n = st->item->n_pages - first < INDEX_SEGMENT ? st->item->n_pages - first : INDEX_SEGMENT;
-    unit_index(st->item->q, group, w->p->scale, w->p->layout, st->item->pages + first, n, st->index_ml + 2 * segment * group,
-               st->page_sum + segment * group * INDEX_SEGMENT);
+    const struct attn_decode_params *p = w->p;
+    int group = p->group, first = segment * SCORE_SEGMENT;
+    int n = st->item->n_pages - first < SCORE_SEGMENT ? st->item->n_pages - first : SCORE_SEGMENT;
+    const uint8_t *summaries = st->item->summaries ? st->item->summaries + (size_t)first * page_summary_bytes(p->scorer, p->head_dim) : NULL;
+    unit_scores(st->item->q, group, p->scale, p->scorer, p->layout, st->item->pages + first, summaries, n, st->score_ml + 2 * segment * group,
+                st->page_sum + segment * group * SCORE_SEGMENT);
 }
 
 static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment)
@@ -109,7 +161,7 @@ static void run_pages(const struct decode_wave *w, struct decode_state *st, int 
     int group = w->p->group, d = w->p->head_dim, first = segment * PAGES_SEGMENT, part = row_parts(st) + segment;
     int n = st->n_chosen - first < PAGES_SEGMENT ? st->n_chosen - first : PAGES_SEGMENT;
     for (int i = 0; i < n; i++)
-        pages[i] = st->item->pages + (st->scored ? st->chosen[first + i] : first + i);
+        pages[i] = st->item->pages + (st->scored ? st->chosen[first + i] : st->first_page + first + i);
     unit_pages(st->item->q, group, w->p->scale, w->p->layout, pages, n, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
@@ -125,18 +177,16 @@ static void decode_task(void *arg, int64_t task, int thread)
     else if (u.unit < n_rows)
         run_rows(w, st, u.unit);
     else if (st->scored)
-        run_index(w, st, u.unit - n_rows);
+        run_scores(w, st, u.unit - n_rows);
     else
         run_pages(w, st, u.unit - n_rows);
     /* acq_rel: the last one sees what all others wrote. */
     if (atomic_fetch_sub_explicit(&st->left, 1, memory_order_acq_rel) != 1)
         return;
-    if (st->scored && !w->second) {
-        page_masses(st, w->p->group);
-        radix_select(st->mass, st->item->n_pages, st->n_chosen, st->chosen);
-    } else {
+    if (st->scored && !w->second)
+        choose_pages(w->p, st);
+    else
         state_merge(st, w->p->group, w->p->head_dim);
-    }
 }
 
 /* Takes the next 64-byte aligned piece. With a NULL base only the size is counted. */
@@ -147,24 +197,48 @@ static void *take(uint8_t *base, size_t *used, size_t bytes)
     return piece;
 }
 
+/* The newest pages, of whole blocks where blocks are chosen. */
+static void take_newest(struct decode_state *st, bool blocks)
+{
+    int first = st->item->n_pages;
+    for (int left = st->n_choices; left > 0; left -= !blocks || starts_block(st->item, first))
+        first--;
+    st->first_page = first;
+    st->n_chosen = st->item->n_pages - first;
+}
+
+/* How many pages or blocks are chosen, and who chooses. Without the pages themselves (pages is NULL) each may be a block of its own: the most scratch there can be. */
+static void state_choice(struct decode_state *st, enum page_scorer scorer, bool blocks)
+{
+    const struct attn_decode_item *item = st->item;
+    const int per_choice = blocks ? BLOCK_SUBPAGES : 1, allowed = item->fetch_pages / per_choice;
+    const int n = blocks && item->pages ? count_blocks(item) : item->n_pages;
+    const bool all = allowed >= n;
+    st->n_choices = all ? n : allowed;
+    st->n_chosen = all || item->n_pages < st->n_choices * per_choice ? item->n_pages : st->n_choices * per_choice;
+    st->scored = !all && allowed > 0 && scorer != PAGE_SCORER_RECENT;
+    if (!all && item->pages && scorer == PAGE_SCORER_RECENT)
+        take_newest(st, blocks);
+    st->n_page_parts = ceil_div(st->n_chosen, PAGES_SEGMENT);
+    st->n_score_segments = st->scored ? ceil_div(item->n_pages, SCORE_SEGMENT) : 0;
+}
+
 /* Counts and scratch of one item; returns the scratch's size. */
-static size_t state_init(struct decode_state *st, struct attn_decode_item *item, int group, int d, uint8_t *base)
+static size_t state_init(struct decode_state *st, struct attn_decode_item *item, const struct attn_decode_params *p, uint8_t *base)
 {
     size_t used = 0;
     *st = (struct decode_state){.item = item};
     for (int r = 0; r < 2; r++)
         st->n_row_parts[r] = ceil_div(item->rows[r].n, ROWS_SEGMENT);
-    st->n_chosen = item->n_pages < item->fetch_pages ? item->n_pages : item->fetch_pages;
-    st->scored = st->n_chosen < item->n_pages && st->n_chosen > 0;
-    st->n_page_parts = ceil_div(st->n_chosen, PAGES_SEGMENT);
-    st->n_index_segments = st->scored ? ceil_div(item->n_pages, INDEX_SEGMENT) : 0;
-    size_t parts = (size_t)(row_parts(st) + st->n_page_parts) * (size_t)group, scores = (size_t)st->n_index_segments * (size_t)group;
+    state_choice(st, p->scorer, p->fetch_blocks);
+    size_t group = (size_t)p->group, parts = (size_t)(row_parts(st) + st->n_page_parts) * group, scores = (size_t)st->n_score_segments * group;
     st->ml = take(base, &used, parts * 2 * sizeof(float));
-    st->o = take(base, &used, parts * (size_t)d * sizeof(float));
-    st->index_ml = take(base, &used, scores * 2 * sizeof(float));
-    st->page_sum = take(base, &used, scores * INDEX_SEGMENT * sizeof(float));
-    st->mass = take(base, &used, (size_t)st->n_index_segments * INDEX_SEGMENT * sizeof(float));
+    st->o = take(base, &used, parts * (size_t)p->head_dim * sizeof(float));
+    st->score_ml = take(base, &used, scores * 2 * sizeof(float));
+    st->page_sum = take(base, &used, scores * SCORE_SEGMENT * sizeof(float));
+    st->mass = take(base, &used, (size_t)st->n_score_segments * SCORE_SEGMENT * sizeof(float));
     st->chosen = take(base, &used, st->scored ? (size_t)st->n_chosen * sizeof(int32_t) : 0);
+    st->blocks = take(base, &used, st->scored && p->fetch_blocks ? (size_t)st->n_choices * sizeof(int32_t) : 0);
     return used;
 }
 
@@ -172,7 +246,7 @@ static int state_units(const struct decode_state *st, bool second)
 {
     if (second)
         return st->scored ? st->n_page_parts : 0;
-    return row_parts(st) + (st->scored ? st->n_index_segments : st->n_page_parts);
+    return row_parts(st) + (st->scored ? st->n_score_segments : st->n_page_parts);
 }
 
 /* How many items from `first` on go together, and their scratch: states, units, then the items' own. */
@@ -182,7 +256,7 @@ static int wave_size(const struct attn_decode_params *p, int first, size_t *ret_
     int n = 0;
     for (; first + n < p->n_items; n++) {
         struct decode_state st;
-        size_t own = state_init(&st, &p->items[first + n], p->group, p->head_dim, NULL);
+        size_t own = state_init(&st, &p->items[first + n], p, NULL);
         size_t item_units = (size_t)state_units(&st, false), second = (size_t)state_units(&st, true);
         item_units = item_units > second ? item_units : second;
         size_t more = own + sizeof(struct decode_state) + item_units * sizeof(struct decode_unit);
@@ -203,7 +277,8 @@ size_t ISA(attn_decode_scratch)(const struct op_bounds *b)
     struct decode_state st;
     if (b->n_items == 0)
         return 0;
-    const size_t own = state_init(&st, &item, b->n_heads / b->n_kv_heads, b->head_dim, NULL);
+    const struct attn_decode_params p = {.group = b->n_heads / b->n_kv_heads, .head_dim = b->head_dim, .scorer = b->scorer, .fetch_blocks = b->fetch_blocks};
+    const size_t own = state_init(&st, &item, &p, NULL);
     const int first = state_units(&st, false), second = state_units(&st, true);
     const size_t one = own + sizeof(struct decode_state) + (size_t)(first > second ? first : second) * sizeof(struct decode_unit);
     const size_t all = one * (size_t)b->n_items, wave = one > WAVE_BYTES ? one : WAVE_BYTES;
@@ -238,14 +313,14 @@ static int run_wave(struct stream *s, const struct attn_decode_params *p, int fi
     w.states = take(memory, &used, (size_t)n * sizeof *w.states);
     w.units = take(memory, &used, n_units * sizeof *w.units);
     for (int i = 0; i < n; i++)
-        used += state_init(&w.states[i], &p->items[first + i], p->group, p->head_dim, (uint8_t *)memory + used);
+        used += state_init(&w.states[i], &p->items[first + i], p, (uint8_t *)memory + used);
     wave_run(s, &w, n, false);
     wave_run(s, &w, n, true);
     for (int i = 0; i < n; i++) {
         struct attn_decode_item *item = &p->items[first + i];
         item->ret_n_chosen = w.states[i].n_chosen;
         for (int j = 0; item->ret_chosen && j < item->ret_n_chosen; j++)
-            item->ret_chosen[j] = w.states[i].scored ? w.states[i].chosen[j] : j;
+            item->ret_chosen[j] = w.states[i].scored ? w.states[i].chosen[j] : w.states[i].first_page + j;
     }
     cpu_op_free(s, memory);
     *ret_n = n;
@@ -254,13 +329,18 @@ static int run_wave(struct stream *s, const struct attn_decode_params *p, int fi
 
 static int check(const struct attn_decode_params *p)
 {
-    if (p->n_items < 0 || p->group < 1)
+    if (p->n_items < 0 || p->group < 1 || (unsigned)p->scorer >= PAGE_SCORER_COUNT)
         return -EINVAL;
+    const bool summaries = page_summary_vectors(p->scorer) > 0;
     for (int i = 0; i < p->n_items; i++) {
         const struct attn_decode_item *item = &p->items[i];
         if (item->rows[0].n < 0 || item->rows[1].n < 0 || item->n_pages < 0 || item->fetch_pages < 0)
             return -EINVAL;
         if (item->n_pages > 0 && (!p->layout || (int)p->layout->head_dim != p->head_dim))
+            return -EINVAL;
+        if (p->fetch_blocks && item->fetch_pages != INT32_MAX && item->fetch_pages % BLOCK_SUBPAGES)
+            return -EINVAL;
+        if (summaries && !item->summaries && item->fetch_pages < item->n_pages)
             return -EINVAL;
     }
     return p->head_dim < LANES || p->head_dim > KV_MAX_DIM || p->head_dim % LANES != 0 ? -ENOTSUP : 0;

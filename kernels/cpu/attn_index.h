@@ -1,16 +1,12 @@
-/* Scores sub-pages against a query from their 2-bit index entries. For each query head a segment of pages gives its largest logit m, and for each page the sum of
- * exp(logit - m) over the page's slow tokens; attn_decode.c turns these into shares of everything attended.
+/* Scorer index2: sub-pages against a query from their 2-bit index entries.
  *
  * The query is quantized to q = step * qi, |qi| <= 127; with key = kmin + kstep * (64 c + 31.5) the logit is
  * kstep * (128 D + 63 Q) * step / 2 + kmin * step * Q, D = sum of qi * c and Q = sum of qi, both exact integers (the bracket stays below 2^24 for d <= 256). */
 #pragma once
-#include "kernels/cpu/attn_weights.h"
+#include "kernels/cpu/attn_score.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/qdot.h"
-#include "kernels/cpu/transpose16.h"
 #include "kernels/kernels.h"
-
-enum { INDEX_SEGMENT = 64 }; /* pages; borders are fixed, so that threads can share a sequence without changing a bit */
 
 struct index_query {
     int heads, d;
@@ -72,43 +68,29 @@ SPECIALIZE void index_segment_logits(const struct index_query *iq, const struct 
         if (i + 4 < n) /* entries of a block lie together, blocks lie anywhere */
             for (uint32_t byte = 0; byte < layout->index_entry_bytes; byte += 64)
                 __builtin_prefetch(pages[i + 4].index + byte);
-        index_page_logits(iq, layout, &pages[i], heads, s + i * LANES, INDEX_SEGMENT * LANES);
+        index_page_logits(iq, layout, &pages[i], heads, s + i * LANES, SCORE_SEGMENT * LANES);
     }
 }
 
-/* n <= INDEX_SEGMENT pages. ml [heads, 2]: largest logit and the sum over all pages; page_sum [heads, INDEX_SEGMENT], zeros from n on. */
-static void index_score(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+/* q [heads, d], scale applied; n <= SCORE_SEGMENT pages. Gives what score_page_sums does. */
+static void index_score(const float *q, int heads, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
 {
-    float s[ATTN_HEADS * INDEX_SEGMENT * LANES] __attribute__((aligned(64)));
-    switch (iq->heads) {
+    float s[ATTN_HEADS * SCORE_SEGMENT * LANES] __attribute__((aligned(64)));
+    struct index_query iq;
+    index_query_init(&iq, q, heads, (int)layout->head_dim);
+    switch (heads) {
     case 1:
-        index_segment_logits(iq, layout, pages, n, 1, s);
+        index_segment_logits(&iq, layout, pages, n, 1, s);
         break;
     case 2:
-        index_segment_logits(iq, layout, pages, n, 2, s);
+        index_segment_logits(&iq, layout, pages, n, 2, s);
         break;
     case 3:
-        index_segment_logits(iq, layout, pages, n, 3, s);
+        index_segment_logits(&iq, layout, pages, n, 3, s);
         break;
     default:
-        index_segment_logits(iq, layout, pages, n, 4, s);
+        index_segment_logits(&iq, layout, pages, n, 4, s);
         break;
     }
-    for (int h = 0; h < iq->heads; h++) {
-        float *logits = s + h * INDEX_SEGMENT * LANES;
-        attn_weights(logits, n * LANES, ml + 2 * h);
-        for (int first = 0; first < INDEX_SEGMENT; first += LANES) {
-            v16i r[LANES];
-            v16 sum[LANES];
-            for (int i = 0; i < LANES; i++)
-                r[i] = first + i < n ? v16_bits(v16_load(logits + (first + i) * LANES)) : v16i_zero();
-            transpose16(r); /* now r[t] holds token t of 16 pages; the tree over t is that of v16_reduce_add */
-            for (int t = 0; t < LANES; t++)
-                sum[t] = v16_from_bits(r[t]);
-            for (int half = LANES / 2; half > 0; half /= 2)
-                for (int t = 0; t < half; t++)
-                    sum[t] = v16_add(sum[t], sum[t + half]);
-            v16_store(page_sum + h * INDEX_SEGMENT + first, sum[0]);
-        }
-    }
+    score_page_sums(s, heads, n, ml, page_sum);
 }

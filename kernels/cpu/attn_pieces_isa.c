@@ -5,12 +5,12 @@
 
 static void piece_index(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
 {
-    float padded[ATTN_HEADS * INDEX_SEGMENT];
+    float padded[ATTN_HEADS * SCORE_SEGMENT];
     int d = (int)layout->head_dim;
     for (int first = 0; first < group; first += ATTN_HEADS) {
-        unit_index(q + first * d, lot_heads(group, first), scale, layout, pages, n, ml + 2 * first, padded);
+        unit_scores(q + first * d, lot_heads(group, first), scale, PAGE_SCORER_INDEX2, layout, pages, NULL, n, ml + 2 * first, padded);
         for (int h = 0; h < lot_heads(group, first); h++)
-            memcpy(page_sum + (first + h) * n, padded + h * INDEX_SEGMENT, sizeof *padded * (size_t)n);
+            memcpy(page_sum + (first + h) * n, padded + h * SCORE_SEGMENT, sizeof *padded * (size_t)n);
     }
 }
 
@@ -29,7 +29,7 @@ static void piece_merge(const float *ml, const float *o, int n, int d, float *ou
 
 const struct attn_pieces ISA(attn_pieces) = {
     .rows_max = ROWS_SEGMENT,
-    .index_pages_max = INDEX_SEGMENT,
+    .index_pages_max = SCORE_SEGMENT,
     .pages_max = PAGES_SEGMENT,
     .rows = unit_rows,
     .index = piece_index,

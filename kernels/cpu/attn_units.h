@@ -1,8 +1,10 @@
 /* One unit of decode attention, for all heads of the group: what a task of attn_decode.c runs. Heads go through in lots of ATTN_HEADS. */
 #pragma once
 #include "kernels/cpu/attn_index.h"
+#include "kernels/cpu/attn_oracle.h"
 #include "kernels/cpu/attn_pages.h"
 #include "kernels/cpu/attn_rows.h"
+#include "kernels/cpu/attn_summary.h"
 
 static int lot_heads(int group, int first)
 {
@@ -26,16 +28,26 @@ static void unit_rows(const float *q, int group, int d, float scale, const bf16_
     }
 }
 
-/* ml [group, 2], page_sum [group, INDEX_SEGMENT]. */
-static void unit_index(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+/* n <= SCORE_SEGMENT pages and their summaries. ml [group, 2], page_sum [group, SCORE_SEGMENT]; attn_score.h says what they mean. */
+static void unit_scores(const float *q, int group, float scale, enum page_scorer scorer, const struct block_layout *layout, const struct kv_page *pages, const uint8_t *summaries,
+                        int n, float *ml, float *page_sum)
 {
     int d = (int)layout->head_dim;
     float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
     for (int h = 0; h < group; h += ATTN_HEADS) {
-        struct index_query iq;
-        lot_query(q + h * d, lot_heads(group, h), d, scale, scaled);
-        index_query_init(&iq, scaled, lot_heads(group, h), d);
-        index_score(&iq, layout, pages, n, ml + 2 * h, page_sum + h * INDEX_SEGMENT);
+        int heads = lot_heads(group, h);
+        lot_query(q + h * d, heads, d, scale, scaled);
+        switch (scorer) {
+        case PAGE_SCORER_INDEX2:
+            index_score(scaled, heads, layout, pages, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
+            break;
+        case PAGE_SCORER_ORACLE:
+            oracle_score(scaled, heads, layout, pages, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
+            break;
+        default:
+            summary_score(scorer, scaled, heads, d, pages, summaries, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
+            break;
+        }
     }
 }
 

@@ -5,22 +5,13 @@
 #include "kernels/cpu/lanes.h"
 #include "kernels/kernels.h"
 
-static void page_read_bf16(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *k, bf16_t *v)
-{
-    const bf16_t *keys = (const bf16_t *)(page + l->keys);
-    for (int t = 0; t < SUBPAGE_TOKENS; t++)
-        for (int c = 0; c < d; c++)
-            k[t * d + c] = keys[(c / 2 * SUBPAGE_TOKENS + t) * 2 + c % 2];
-    memcpy(v, page + l->values, sizeof(bf16_t) * SUBPAGE_TOKENS * (size_t)d);
-}
-
 /* 16 bytes of codes to bf16: fma(step, code, min), rounded. */
 SPECIALIZE void page_read16(const uint8_t *codes, uint16_t step, uint16_t min, bf16_t *x)
 {
     v16_store_bf16(x, v16_fma(v16_set1(fp16_to_float(step)), v16_from_i32(v16i_load_u8(codes)), v16_set1(fp16_to_float(min))));
 }
 
-static void page_read_keys(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *k)
+static void page_read_key_codes(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *k)
 {
     const uint16_t *step = (const uint16_t *)(page + l->key_step), *min = (const uint16_t *)(page + l->key_min);
     uint8_t codes[KV_MAX_DIM];
@@ -32,8 +23,24 @@ static void page_read_keys(const struct subpage_layout *l, const uint8_t *page, 
     }
 }
 
-static void page_read_values(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *v)
+static void page_read_keys(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *k)
 {
+    const bf16_t *keys = (const bf16_t *)(page + l->keys);
+    if (l->format != KV_FORMAT_BF16) {
+        page_read_key_codes(l, page, d, k);
+        return;
+    }
+    for (int t = 0; t < SUBPAGE_TOKENS; t++)
+        for (int c = 0; c < d; c++)
+            k[t * d + c] = keys[(c / 2 * SUBPAGE_TOKENS + t) * 2 + c % 2];
+}
+
+static inline __attribute__((unused)) void page_read_values(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *v)
+{
+    if (l->format == KV_FORMAT_BF16) {
+        memcpy(v, page + l->values, sizeof(bf16_t) * SUBPAGE_TOKENS * (size_t)d);
+        return;
+    }
     const uint16_t *step = (const uint16_t *)(page + l->value_step), *min = (const uint16_t *)(page + l->value_min);
     uint8_t codes[KV_MAX_DIM];
     for (int t = 0; t < SUBPAGE_TOKENS; t++) {
@@ -48,12 +55,8 @@ static void page_read_values(const struct subpage_layout *l, const uint8_t *page
     }
 }
 
-static void page_read(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *k, bf16_t *v)
+static inline __attribute__((unused)) void page_read(const struct subpage_layout *l, const uint8_t *page, int d, bf16_t *k, bf16_t *v)
 {
-    if (l->format == KV_FORMAT_BF16) {
-        page_read_bf16(l, page, d, k, v);
-    } else {
-        page_read_keys(l, page, d, k);
-        page_read_values(l, page, d, v);
-    }
+    page_read_keys(l, page, d, k);
+    page_read_values(l, page, d, v);
 }

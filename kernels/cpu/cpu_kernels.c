@@ -42,6 +42,11 @@ static int attn_decode(struct stream *s, struct attn_decode_params *p)
     return s->device->ops->attn_decode(s, p);
 }
 
+static int page_summaries(struct stream *s, const struct page_summary_params *p)
+{
+    return s->device->ops->page_summaries(s, p);
+}
+
 static int window_scores(struct stream *s, const struct window_score_params *p)
 {
     return s->device->ops->window_scores(s, p);
@@ -90,6 +95,7 @@ const struct kernel_ops *cpu_kernel_ops(void)
     .qkv_finish = qkv_finish,
     .attn_prefill = attn_prefill,
         .attn_decode = attn_decode,
+        .page_summaries = page_summaries,
         .window_scores = window_scores,
         .sample = sample,
         .topk = topk,

@@ -21,6 +21,7 @@ const struct kernel_ops ISA(cpu_ops) = {
     .qkv_finish = ISA(qkv_finish),
     .attn_prefill = ISA(attn_prefill),
     .attn_decode = ISA(attn_decode),
+    .page_summaries = ISA(page_summaries),
     .window_scores = ISA(window_scores),
     .sample = ISA(sample),
     .topk = ISA(topk),

@@ -11,6 +11,7 @@ int ISA(rope_table)(struct stream *s, const double *inv_freq, int n_freq, double
 int ISA(qkv_finish)(struct stream *s, const struct qkv_params *p);
 int ISA(attn_prefill)(struct stream *s, const struct attn_prefill_params *p);
 int ISA(attn_decode)(struct stream *s, struct attn_decode_params *p);
+int ISA(page_summaries)(struct stream *s, const struct page_summary_params *p);
 int ISA(window_scores)(struct stream *s, const struct window_score_params *p);
 int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
 int ISA(topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);

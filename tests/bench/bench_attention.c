@@ -179,7 +179,8 @@ static void pool_make(struct bench *b, struct page_pool *p, enum kv_format forma
             memcpy(slice, p->slices, bytes);
         for (uint32_t s = 0; s < BLOCK_SUBPAGES; s++)
             p->pages[i * BLOCK_SUBPAGES + (int)s] = (struct kv_page){.page = slice + block_subpage_offset(&p->layout, false, 0, s),
-                                                                    .index = slice + block_index_offset(&p->layout, false, 0, s), .tokens = 0xFFFF};
+                                                                    .index = slice + block_index_offset(&p->layout, false, 0, s), .tokens = 0xFFFF,
+                                                                    .subpage = i * BLOCK_SUBPAGES + (int)s};
     }
     free(k), free(v);
 }

@@ -10,7 +10,7 @@ static void split_block(struct kv_sequence *s, struct ref_rng *rng, int block, u
     bool first = block == 0;
     for (uint32_t sub = 0; sub < BLOCK_SUBPAGES; sub++) {
         struct kv_page page = {.page = slice + block_subpage_offset(&s->layout, first, 0, sub), .index = slice + block_index_offset(&s->layout, first, 0, sub),
-                               .sink = first && sub == 0};
+                               .sink = first && sub == 0, .subpage = block * BLOCK_SUBPAGES + (int)sub};
         for (int t = 0; t < SUBPAGE_TOKENS; t++) {
             size_t at = ((size_t)sub * SUBPAGE_TOKENS + (size_t)t) * (size_t)s->d, row = (size_t)s->d * sizeof *k;
             if (ref_uniform(rng) >= kept_share) {

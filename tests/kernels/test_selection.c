@@ -105,7 +105,7 @@ Test(scratch, stays_within_its_bounds)
     struct kv_page pages[PAGES];
     struct attn_decode_item items[ITEMS];
     for (int i = 0; i < PAGES; i++)
-        pages[i] = (struct kv_page){.page = page, .index = entry, .tokens = 0xFFFF};
+        pages[i] = (struct kv_page){.page = page, .index = entry, .tokens = 0xFFFF, .subpage = i};
     for (int i = 0; i < ITEMS; i++)
         items[i] = (struct attn_decode_item){.q = q + i * HEADS / KV_HEADS * D, .out = out + i * HEADS / KV_HEADS * D, .rows = {{k, k, 700}, {k, k, i}}, .pages = pages,
                                              .n_pages = PAGES - i, .fetch_pages = 32};

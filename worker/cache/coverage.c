@@ -44,7 +44,8 @@ static int cover_slow(const struct sequence *seq, uint8_t *count, struct place a
             const struct kv_page *page = &list->pages[i];
             if (page->page != slice + block_subpage_offset(l, first, (uint32_t)at.kv_head, s))
                 continue;
-            if (page->index != slice + block_index_offset(l, first, (uint32_t)at.kv_head, s) || page->sink != (first && s == 0) || !page->tokens)
+            if (page->index != slice + block_index_offset(l, first, (uint32_t)at.kv_head, s) || page->sink != (first && s == 0) || !page->tokens ||
+                page->subpage != b * BLOCK_SUBPAGES + (int)s)
                 return error_set(err, -EINVAL, "layer %d KV head %d: page %d of block %d is wrong", at.layer, at.kv_head, (int)s, b);
             for (int t = 0; r >= 0 && t < SUBPAGE_TOKENS; t++)
                 if (page->tokens >> t & 1)

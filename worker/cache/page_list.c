@@ -12,6 +12,7 @@ static struct kv_page make_page(const struct sequence *seq, int layer, int kv_he
         .index = slice + block_index_offset(l, first, (uint32_t)kv_head, (uint32_t)subpage),
         .tokens = tokens,
         .sink = first && subpage == 0,
+        .subpage = block * BLOCK_SUBPAGES + subpage,
     };
 }
 
