@@ -1,9 +1,14 @@
-/* Blocks made while decoding on their way to the pool. Each is complete in a private extent before the store is asked, and attention reads it there until the bytes are in the
+/* Private blocks on their way to the pool: those made while decoding, and those of the prompt that the pool did not take when the sequence was created (it was full or gone, or
+ * another worker was writing them). Each is complete in a private extent before the store is asked, and attention reads it there until the bytes are in the
  * pool; so a decode step never waits for the store, and an answer that never comes costs nothing but the memory that admission has counted. */
 #include "worker/cache/engine_private.h"
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Steps from a refusal to the next try. Counted in steps, so that a store that is away costs next to nothing however fast they are. */
+enum { RETRY_STEPS_MIN = 8, RETRY_STEPS_MAX = 512 };
 
 struct block_move {
     struct kv_client *store;
@@ -13,7 +18,7 @@ struct block_move {
 
 /* What a block made while decoding depends on beside its tokens: what was attended when it was made. The prompt's length is part of that: before it tokens
  * attend everything, behind it the tiers. */
-static void make_key(struct sequence *seq, int block)
+void block_move_make_key(struct sequence *seq, int block)
 {
     const struct engine_config *c = &seq->engine->config;
     const struct block_key *parent = block ? &seq->keys[block - 1] : &seq->root;
@@ -32,32 +37,55 @@ static void make_key(struct sequence *seq, int block)
 /* From here on attention reads the pool's copy. */
 static void adopt(struct sequence *seq, int block, const struct kv_lease *lease)
 {
+    page_lists_repoint(seq, block, lease->data);
     sequence_block_free_private(seq, block);
+    sequence_commit_bytes(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0]);
     seq->leases[block] = *lease;
     seq->blocks[block].place = BLOCK_SEALED;
     seq->blocks[block].data = lease->data;
-    page_lists_repoint(seq, block);
 }
 
-static void on_granted(struct sequence *seq, int block, struct kv_lease *lease)
+static bool on_granted(struct sequence *seq, int block, struct kv_lease *lease)
 {
     memcpy(lease->data, seq->blocks[block].data, lease->length);
     struct kv_lease *const leases[] = {lease};
     if (kv_client_seal(seq->engine->store, leases, 1) < 0) {
         kv_client_release(seq->engine->store, lease, 1);
-        return;
+        return false;
     }
     seq->stats.bytes_to_pool += lease->length;
     adopt(seq, block, lease);
+    return true;
 }
 
 /* The same key need not mean the same bytes here (with reuse_generated another request may have made the block otherwise), and a sequence must go on with its own. */
-static void on_exists(struct sequence *seq, int block, struct kv_lease *lease)
+static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    if (memcmp(lease->data, seq->blocks[block].data, lease->length) == 0)
+    if (memcmp(lease->data, seq->blocks[block].data, lease->length) == 0) {
         adopt(seq, block, lease);
-    else
+        return true;
+    }
+    seq->blocks[block].keep = true;
+    kv_client_release(seq->engine->store, lease, 1);
+    return false;
+}
+
+static bool take_lease(struct sequence *seq, int block, enum kv_reserve_status status, struct kv_lease *lease)
+{
+    if (lease->length != seq->engine->layout.block_bytes[block == 0]) {
+        seq->blocks[block].keep = true;
         kv_client_release(seq->engine->store, lease, 1);
+        return false;
+    }
+    return status == KV_RESERVE_GRANTED ? on_granted(seq, block, lease) : on_exists(seq, block, lease);
+}
+
+/* The pool that takes one block may have room for more; one that refuses is left alone for a while. */
+static void set_retry(struct sequence *seq, bool taken)
+{
+    const int wait = seq->retry_wait ? 2 * seq->retry_wait : RETRY_STEPS_MIN;
+    seq->retry_wait = taken ? 0 : wait < RETRY_STEPS_MAX ? wait : RETRY_STEPS_MAX;
+    seq->retry_left = seq->retry_wait;
 }
 
 static void on_reserved(int result, const enum kv_reserve_status *status, const struct kv_lease *leases, int n, void *arg)
@@ -65,29 +93,23 @@ static void on_reserved(int result, const enum kv_reserve_status *status, const 
     struct block_move *move = arg;
     struct sequence *seq = move->seq;
     const bool leased = result >= 0 && n == 1 && (status[0] == KV_RESERVE_GRANTED || status[0] == KV_RESERVE_EXISTS);
+    struct kv_lease lease = leased ? leases[0] : (struct kv_lease){0};
 
-    if (seq)
+    if (seq) {
         seq->blocks[move->block].move = NULL;
-    if (leased) {
-        struct kv_lease lease = leases[0];
-        if (!seq || lease.length != seq->engine->layout.block_bytes[move->block == 0])
-            kv_client_release(move->store, &lease, 1);
-        else if (status[0] == KV_RESERVE_GRANTED)
-            on_granted(seq, move->block, &lease);
-        else
-            on_exists(seq, move->block, &lease);
+        seq->n_moves--;
+        set_retry(seq, leased && take_lease(seq, move->block, status[0], &lease));
+    } else {
+        kv_client_release(move->store, &lease, leased);
     }
     free(move);
 }
 
-void block_move_start(struct sequence *seq, int block)
+static int start(struct sequence *seq, int block)
 {
-    if (!seq->shared)
-        return;
-    make_key(seq, block);
     struct block_move *move = calloc(1, sizeof(*move));
     if (!move)
-        return;
+        return -ENOMEM;
     *move = (struct block_move){.store = seq->engine->store, .seq = seq, .block = block};
     const struct kv_reserve_block wanted = {
         .key = seq->keys[block],
@@ -98,10 +120,45 @@ void block_move_start(struct sequence *seq, int block)
     };
     /* The answer may come before the call returns: `move` must not be touched after a success. */
     seq->blocks[block].move = move;
-    if (kv_client_reserve_async(seq->engine->store, &wanted, 1, on_reserved, move) < 0) {
+    seq->n_moves++;
+    const int r = kv_client_reserve_async(seq->engine->store, &wanted, 1, on_reserved, move);
+    if (r < 0) {
         seq->blocks[block].move = NULL;
+        seq->n_moves--;
         free(move);
     }
+    return r;
+}
+
+void block_move_start(struct sequence *seq, int block)
+{
+    if (!seq->shared)
+        return;
+    block_move_make_key(seq, block);
+    if (!seq->blocks[block].keep && start(seq, block) < 0)
+        set_retry(seq, false);
+}
+
+/* The first private block that may go, so that a chain is stored from its root; -1: none. */
+static int first_movable(const struct sequence *seq)
+{
+    for (int b = 0; b < seq->n_tokens / BLOCK_TOKENS; b++)
+        if (seq->blocks[b].place == BLOCK_PRIVATE && !seq->blocks[b].keep)
+            return b;
+    return -1;
+}
+
+void block_move_retry(struct sequence *seq)
+{
+    if (!seq->shared || seq->stats.private_blocks == 0 || seq->n_moves > 0)
+        return;
+    if (seq->retry_left > 0) {
+        seq->retry_left--;
+        return;
+    }
+    const int block = first_movable(seq);
+    if (block >= 0 && start(seq, block) < 0)
+        set_retry(seq, false);
 }
 
 void block_move_orphan(struct block_move *move)

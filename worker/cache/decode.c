@@ -126,7 +126,7 @@ int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *
 {
     int r = check_batch(e, sequences, tokens, n);
     for (int i = 0; r >= 0 && i < n; i++)
-        r = fast_tier_prepare_leave(sequences[i]);
+        r = answer_block_prepare(sequences[i]);
     if (r < 0)
         return r;
     r = run_layers(e, sequences, tokens, n);
@@ -134,7 +134,11 @@ int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *
         r = write_logits(e, sequences, n);
     for (int i = 0; r >= 0 && i < n; i++) {
         sequences[i]->tokens[sequences[i]->n_tokens++] = tokens[i];
-        r = fast_tier_leave(sequences[i]);
+        r = answer_block_complete(sequences[i]);
+        if (r >= 0)
+            r = fast_tier_leave(sequences[i]);
+        if (r >= 0)
+            block_move_retry(sequences[i]);
     }
     for (int i = 0; r < 0 && i < n; i++)
         sequences[i]->phase = SEQUENCE_FAILED;

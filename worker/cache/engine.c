@@ -10,8 +10,8 @@ enum {
     ENGINE_MAX_TOKENS = 1 << 24, /* bound on every count of tokens in the configuration */
     ENGINE_MAX_BATCH = 4096,
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
-    /* Part of the fingerprint: raise it when the arithmetic of prefill changes, so that blocks of an older build are not mixed in. */
-    ENGINE_NUMERICS_VERSION = 1,
+    /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
+    ENGINE_NUMERICS_VERSION = 2,
 };
 
 static int check_range(struct error *err, const char *name, int64_t value, int64_t min, int64_t max)

@@ -42,6 +42,9 @@ struct sequence_request {
     const int32_t *prompt;      /* copied */
     int n_prompt;               /* >= 1 */
     int max_new;                /* tokens that may be appended */
+    const int32_t *answer;      /* copied: the first n_answer of them, when another worker has made them; NULL */
+    int n_answer;               /* Where the pool has their blocks, the end of prefill finds them appended, to the bit as if they had been: sequence_tokens tells how many.
+                                 * The last one never is, since its logits are wanted. */
     const void *salt;
     size_t n_salt;
     bool no_cache;              /* neither look up nor put */
@@ -50,6 +53,7 @@ struct sequence_request {
 
 struct sequence_stats {
     int n_prompt, n_cached, n_tokens;
+    int n_restored;             /* tokens of the answer that came from the pool */
     uint64_t bytes_from_pool;   /* prefix loaded plus slow sub-pages attended */
     uint64_t bytes_to_pool;
     uint64_t pages_attended;    /* slow sub-pages of decode steps, over layers and KV heads */

@@ -111,8 +111,8 @@ struct page_list {
 void page_list_build(struct sequence *seq, int layer, int kv_head, const int32_t *kept);
 /* Adds block `block` to every list. */
 void page_lists_append(struct sequence *seq, int block);
-/* The block's bytes have moved. It lies at or after plan.recent_first. */
-void page_lists_repoint(struct sequence *seq, int block);
+/* The block's bytes are at `to` as well; from now on they are read there. */
+void page_lists_repoint(struct sequence *seq, int block, const uint8_t *to);
 
 /* ---- blocks (sequence_blocks.c, block_move.c) ---- */
 enum block_place {
@@ -127,6 +127,7 @@ struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
     struct block_move *move; /* on its way to the pool, or NULL */
+    bool keep;               /* never moved: values that are not finite, or the pool has other bytes under its key */
 };
 
 /* Keys, lookup, reservation; then private extents for what the pool did not take. Sets n_cached. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
@@ -139,12 +140,29 @@ int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *
 int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
 /* All layers of block `block` are written. */
 void sequence_block_seal(struct sequence *seq, int block);
+struct block_params sequence_block_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
+/* Leases the longest sealed run of keys[first..last-1] and returns its length. A store that does not answer in time has nothing. */
+int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);
 int sequence_block_alloc_private(struct sequence *seq, int block);
 void sequence_block_free_private(struct sequence *seq, int block);
-/* Starts moving a private block made while decoding to the pool; never waits, and when the store does not take it the block stays where it is. */
+/* Starts moving a complete private block to the pool; never waits, and when the store does not take it the block stays where it is. */
 void block_move_start(struct sequence *seq, int block);
+/* Once a step: tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
+void block_move_retry(struct sequence *seq);
+/* keys[block] of a block made while decoding, from its parent's. */
+void block_move_make_key(struct sequence *seq, int block);
 /* The sequence goes away; the answer still to come releases what it brings. */
 void block_move_orphan(struct block_move *move);
+
+/* ---- blocks of the answer (answer_blocks.c) ---- */
+/* Space for the block that the next token completes, if it does. -ENOMEM. */
+int answer_block_prepare(struct sequence *seq);
+/* The newest token has completed its block, or has not. A complete one is coded, what the code gives back replaces its rows, and it starts for the pool. */
+int answer_block_complete(struct sequence *seq);
+/* Leases the blocks of the answer so far that the pool has. */
+void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *request, uint64_t end_us);
+/* The prompt is done: goes on behind the blocks that were found, as if their tokens had been decoded here. */
+int answer_blocks_restore(struct sequence *seq);
 
 /* ---- sequences (sequence.c) ---- */
 enum sequence_phase { SEQUENCE_PREFILL, SEQUENCE_DECODE, SEQUENCE_FAILED };
@@ -169,12 +187,15 @@ struct sequence {
     bool in_step;           /* marks repeats while a batch is checked */
     int32_t *tokens;        /* [n_total] */
     int n_tokens;           /* positions with K and V */
-    int n_cached;           /* tokens that came from the pool, a multiple of BLOCK_TOKENS */
+    int n_cached;           /* prompt tokens that came from the pool, a multiple of BLOCK_TOKENS */
+    int n_restorable;       /* tokens up to the end of the answer's blocks that the pool has; 0: none */
 
     struct block_key root;
     struct block_key *keys;        /* [n_blocks] */
     struct kv_lease *leases;       /* [n_blocks], held when the block's place says so */
     struct sequence_block *blocks; /* [n_blocks] */
+    int n_moves;            /* on their way to the pool */
+    int retry_wait, retry_left; /* steps from the last refusal to the next try, and how many are left; 0: none was refused */
 
     bf16_t *fast;           /* [n_layers][k, v][n_kv_heads, n_kept + recent_rows, head_dim] */
     int recent_first;       /* position of recent row 0 */
@@ -210,9 +231,7 @@ struct fast_rows {
 struct fast_rows fast_tier_rows(const struct sequence *seq, int layer);
 /* Gathers the kept rows of head h (indices: device memory) and copies the recent ones from the layer's full KV. */
 int fast_tier_fill(struct sequence *seq, int layer, const int32_t *indices, const bf16_t *k, const bf16_t *v, int64_t head_stride);
-/* Space for the block that the next token pushes out of the recent window, if it does and has none yet. -ENOMEM. */
-int fast_tier_prepare_leave(struct sequence *seq);
-/* Moves the oldest block of the recent window to the slow tier when the window is full. */
+/* Moves the oldest block of the recent window, which is coded already, to the slow tier when the window is full. */
 int fast_tier_leave(struct sequence *seq);
 
 /* ---- selection (selection.c) ---- */

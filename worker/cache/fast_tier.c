@@ -44,41 +44,6 @@ static int leaving_block(const struct sequence *seq, int n_tokens)
     return first == seq->recent_first ? -1 : seq->recent_first / BLOCK_TOKENS;
 }
 
-int fast_tier_prepare_leave(struct sequence *seq)
-{
-    const int block = leaving_block(seq, seq->n_tokens + 1);
-    if (block < 0 || seq->blocks[block].place != BLOCK_ABSENT)
-        return 0;
-    return sequence_block_alloc_private(seq, block);
-}
-
-/* Returns the number of layers with values that are not finite. */
-static int encode_leaving(struct sequence *seq, int block)
-{
-    const struct model *m = seq->engine->model;
-    const struct block_layout *layout = &seq->engine->layout;
-    const bool first = block == 0;
-    const int64_t recent = (int64_t)seq->plan.n_kept * m->config.head_dim;
-    int bad = 0;
-
-    for (int layer = 0; layer < m->config.n_layers; layer++) {
-        const struct fast_rows rows = fast_tier_rows(seq, layer);
-        const struct block_params p = {
-            .layout = layout,
-            .first = first,
-            .slice = seq->blocks[block].data + block_slice_offset(layout, first, (uint32_t)layer),
-            .k = rows.k + recent,
-            .v = rows.v + recent,
-            .head_stride = rows.head_stride,
-        };
-        int r = m->ops->block_encode(m->stream, &p, false);
-        if (r < 0)
-            return r;
-        bad += r != 0;
-    }
-    return bad;
-}
-
 /* Row j of the window becomes row j - BLOCK_TOKENS. Copied in pieces that do not overlap, since a device's copy need not be a memmove. */
 static int shift_head(const struct model *m, bf16_t *recent, int64_t n_rows)
 {
@@ -112,15 +77,10 @@ int fast_tier_leave(struct sequence *seq)
     const int block = leaving_block(seq, seq->n_tokens);
     if (block < 0)
         return 0;
-    const bool generated = block >= seq->plan.n_prompt_blocks;
-    const int bad = generated ? encode_leaving(seq, block) : 0;
-    int r = bad < 0 ? bad : shift_window(seq);
+    const int r = shift_window(seq);
     if (r < 0)
         return r;
     page_lists_append(seq, block);
     seq->recent_first += BLOCK_TOKENS;
-    /* Values that are not finite concern this sequence alone, whose logits show it; others must not find them in the pool. */
-    if (generated && bad == 0)
-        block_move_start(seq, block);
     return 0;
 }

@@ -47,18 +47,27 @@ void page_lists_append(struct sequence *seq, int block)
     }
 }
 
-void page_lists_repoint(struct sequence *seq, int block)
+/* A list holds at most BLOCK_SUBPAGES pages of a block, and they come so much before the place they would have in a complete list as pages were left out. */
+static void repoint(const struct sequence *seq, struct page_list *list, int block, const uint8_t *to)
+{
+    const uint8_t *from = seq->blocks[block].data;
+    const uint64_t length = seq->engine->layout.block_bytes[block == 0];
+    const int left_out = seq->plan.recent_first / SUBPAGE_TOKENS - list->n_at_prompt_end;
+    const int full = block * BLOCK_SUBPAGES, end = full + BLOCK_SUBPAGES < list->n ? full + BLOCK_SUBPAGES : list->n;
+    for (int i = full > left_out ? full - left_out : 0; i < end; i++) {
+        struct kv_page *page = &list->pages[i];
+        const uintptr_t offset = (uintptr_t)page->page - (uintptr_t)from;
+        if (offset >= length)
+            continue;
+        page->page = to + offset;
+        page->index = to + (page->index - from);
+    }
+}
+
+void page_lists_repoint(struct sequence *seq, int block, const uint8_t *to)
 {
     const struct model_config *c = &seq->engine->model->config;
-    const int behind = block - seq->plan.recent_first / BLOCK_TOKENS;
-    ASSERT(behind >= 0);
-    for (int layer = 0; layer < c->n_layers; layer++) {
-        for (int h = 0; h < c->n_kv_heads; h++) {
-            struct page_list *list = sequence_list(seq, layer, h);
-            struct kv_page *pages = list->pages + list->n_at_prompt_end + behind * BLOCK_SUBPAGES;
-            ASSERT(pages + BLOCK_SUBPAGES <= list->pages + list->n);
-            for (int s = 0; s < BLOCK_SUBPAGES; s++)
-                pages[s] = make_page(seq, layer, h, block, s, 0xffff);
-        }
-    }
+    for (int layer = 0; layer < c->n_layers; layer++)
+        for (int h = 0; h < c->n_kv_heads; h++)
+            repoint(seq, sequence_list(seq, layer, h), block, to);
 }

@@ -73,7 +73,7 @@ static int run_unit(struct sequence *seq, struct unit unit)
     return -EINVAL;
 }
 
-static void finish(struct sequence *seq)
+static int finish(struct sequence *seq)
 {
     size_t staging = 0;
     for (int b = 0; b < seq->plan.n_blocks; b++)
@@ -82,7 +82,9 @@ static void finish(struct sequence *seq)
     sequence_prefill_memory_free(seq);
     sequence_commit_bytes(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + staging);
     seq->n_tokens = seq->plan.n_prompt;
-    seq->phase = SEQUENCE_DECODE;
+    const int r = answer_blocks_restore(seq);
+    seq->phase = r < 0 ? SEQUENCE_FAILED : SEQUENCE_DECODE;
+    return r;
 }
 
 int sequence_prefill_step(struct sequence *seq)
@@ -98,6 +100,5 @@ int sequence_prefill_step(struct sequence *seq)
     f->unit++;
     if (f->unit < f->n_units)
         return 1;
-    finish(seq);
-    return 0;
+    return finish(seq);
 }

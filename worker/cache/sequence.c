@@ -6,6 +6,14 @@
 
 enum { MAX_SALT = 1024 };
 
+static int check_tokens(const int32_t *tokens, int n, int n_vocab, const char *what, struct error *err)
+{
+    for (int i = 0; i < n; i++)
+        if (tokens[i] < 0 || tokens[i] >= n_vocab)
+            return error_set(err, -EINVAL, "token %d of the %s is %d; the vocabulary has %d", i, what, tokens[i], n_vocab);
+    return 0;
+}
+
 static int check_request(const struct engine *engine, const struct sequence_request *request, struct error *err)
 {
     const int n_vocab = engine->model->config.n_vocab;
@@ -14,9 +22,10 @@ static int check_request(const struct engine *engine, const struct sequence_requ
     int r = engine_admits(engine, request->n_prompt, request->max_new, err);
     if (r < 0)
         return r;
-    for (int i = 0; i < request->n_prompt; i++)
-        if (request->prompt[i] < 0 || request->prompt[i] >= n_vocab)
-            return error_set(err, -EINVAL, "token %d of the prompt is %d; the vocabulary has %d", i, request->prompt[i], n_vocab);
+    if (request->n_answer < 0 || request->n_answer > request->max_new)
+        return error_set(err, -EINVAL, "%d tokens of the answer are known; it may have %d", request->n_answer, request->max_new);
+    if (check_tokens(request->prompt, request->n_prompt, n_vocab, "prompt", err) < 0 || check_tokens(request->answer, request->n_answer, n_vocab, "answer", err) < 0)
+        return -EINVAL;
     return r == 0 ? error_set(err, -EAGAIN, "the sequence has to wait for device memory") : 0;
 }
 
@@ -94,6 +103,8 @@ int sequence_create(struct engine *engine, const struct sequence_request *reques
         goto fail;
     }
     memcpy(seq->tokens, request->prompt, (size_t)request->n_prompt * sizeof(*seq->tokens));
+    if (request->n_answer)
+        memcpy(seq->tokens + request->n_prompt, request->answer, (size_t)request->n_answer * sizeof(*seq->tokens));
     r = sequence_blocks_init(seq, request, err);
     if (r < 0)
         goto fail;
@@ -174,6 +185,7 @@ void sequence_stats(const struct sequence *seq, struct sequence_stats *ret)
     *ret = seq->stats;
     ret->n_prompt = seq->plan.n_prompt;
     ret->n_cached = seq->n_cached;
+    ret->n_restored = seq->n_restorable ? seq->n_restorable - seq->plan.n_prompt : 0;
     sequence_tokens(seq, &ret->n_tokens);
     ret->units_done = seq->prefill.unit;
     ret->units_total = seq->prefill.n_units;

@@ -45,15 +45,25 @@ static int piece(int n)
     return n < KV_BLOCKS_MAX ? n : KV_BLOCKS_MAX;
 }
 
-/* Longest sealed run of the first n keys. A store that does not answer in time is a cold start, not an error. */
-static int lookup_run(struct sequence *seq, int n, uint64_t end_us)
+/* Leases of the longest sealed run of keys[first..last-1], taken or not. */
+static int lookup_run(struct sequence *seq, int first, int last, uint64_t end_us)
 {
-    int found = 0, r = 0;
-    for (int asked = 0; found == asked && asked < n; asked += piece(n - asked)) {
-        r = kv_client_lookup(seq->engine->store, seq->keys + asked, piece(n - asked), left_us(end_us), seq->leases + asked);
+    int found = first;
+    for (int asked = first; found == asked && asked < last; asked += piece(last - asked)) {
+        const int r = kv_client_lookup(seq->engine->store, seq->keys + asked, piece(last - asked), left_us(end_us), seq->leases + asked);
         found += r > 0 ? r : 0;
     }
-    return found;
+    return found - first;
+}
+
+int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us)
+{
+    const int n = lookup_run(seq, first, last, end_us);
+    int hits = 0;
+    while (hits < n && adopt_sealed(seq, first + hits))
+        hits++;
+    kv_client_release(seq->engine->store, seq->leases + first + hits, n - hits);
+    return hits;
 }
 
 /* The reusable prefix. It ends before the tokens whose queries the selector observes and before the last token, whose logits are wanted. */
@@ -63,11 +73,7 @@ static void lookup_prefix(struct sequence *seq, const struct sequence_request *r
     const int limit = (seq->plan.n_prompt - computed) / BLOCK_TOKENS;
     if (!seq->engine->reuse || request->prompt_logprobs || limit <= 0)
         return;
-    const int n = lookup_run(seq, limit, end_us);
-    int hits = 0;
-    while (hits < n && adopt_sealed(seq, hits))
-        hits++;
-    kv_client_release(seq->engine->store, seq->leases + hits, n - hits);
+    const int hits = sequence_blocks_lookup(seq, 0, limit, end_us);
     seq->n_cached = hits * BLOCK_TOKENS;
     for (int b = 0; b < hits; b++)
         seq->stats.bytes_from_pool += block_length(seq, b);
@@ -175,6 +181,7 @@ int sequence_blocks_init(struct sequence *seq, const struct sequence_request *re
         make_prompt_keys(seq, request);
         lookup_prefix(seq, request, end_us);
         reserve_rest(seq, end_us);
+        answer_blocks_lookup(seq, request, end_us);
     }
     return admit_private(seq, err);
 }
@@ -193,7 +200,7 @@ void sequence_blocks_fini(struct sequence *seq)
     }
 }
 
-static struct block_params slice_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
+struct block_params sequence_block_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
 {
     const struct block_layout *layout = &seq->engine->layout;
     return (struct block_params){
@@ -209,7 +216,7 @@ static struct block_params slice_params(struct sequence *seq, int layer, int blo
 int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
 {
     const struct model *m = seq->engine->model;
-    const struct block_params p = slice_params(seq, layer, block, k, v, head_stride);
+    const struct block_params p = sequence_block_params(seq, layer, block, k, v, head_stride);
     return m->ops->block_decode(m->stream, &p);
 }
 
@@ -220,7 +227,7 @@ int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *
     const struct model *m = engine->model;
     if (seq->blocks[block].place == BLOCK_SEALED)
         return engine->attended ? sequence_block_load(seq, layer, block, k, v, head_stride) : 0;
-    const struct block_params p = slice_params(seq, layer, block, k, v, head_stride);
+    const struct block_params p = sequence_block_params(seq, layer, block, k, v, head_stride);
     const int r = m->ops->block_encode(m->stream, &p, engine->attended);
     return r > 0 ? -ERANGE : r;
 }

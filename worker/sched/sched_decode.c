@@ -94,25 +94,40 @@ static int sample(struct scheduler *s, struct job *job, struct sample_result *re
     return s->config.ops->sample(s->config.stream, sequence_logits(job->sequence), s->config.n_vocab, &params, ret_result);
 }
 
-bool sched_advance(struct scheduler *s, struct job *job)
+/* After the prompt or a token: samples the next token if it is time, tells the sink, and ends the job when the answer is complete. */
+static void advance(struct scheduler *s, struct job *job)
 {
     const struct job_params *p = &job->params;
     struct sample_result result;
     int index = job->n_answer, rc;
 
-    if (index == 0 && counts_begin(job) < 0) {
-        job_fail(s, &s->running, job, JOB_FAILED_INTERNAL, "no memory for the penalties");
-        return false;
+    if (index < p->n_generated) {
+        (void)answer_add(s, job, p->generated[index]);
+        return;
     }
-    if (index < p->n_generated)
-        return answer_add(s, job, p->generated[index]);
     rc = sample(s, job, &result);
     if (rc < 0) {
         (void)job_engine_failed(s, &s->running, job, rc, "sampling");
-        return false;
+        return;
     }
     s->config.sink.token(s->config.sink.arg, p->id, index, &result);
-    return answer_add(s, job, result.token);
+    (void)answer_add(s, job, result.token);
+}
+
+void sched_begin(struct scheduler *s, struct job *job)
+{
+    struct sequence_stats stats;
+    bool running = true;
+
+    if (counts_begin(job) < 0) {
+        job_fail(s, &s->running, job, JOB_FAILED_INTERNAL, "no memory for the penalties");
+        return;
+    }
+    sequence_stats(job->sequence, &stats);
+    for (int i = 0; running && i < stats.n_restored; i++)
+        running = answer_add(s, job, job->params.generated[i]);
+    if (running)
+        advance(s, job);
 }
 
 /* ---- steps ---- */
@@ -146,6 +161,6 @@ int sched_decode_step(struct scheduler *s)
     if (rc < 0)
         return step_failed(s, rc);
     for (int i = 0; i < n; i++)
-        (void)sched_advance(s, s->batch_jobs[i]);
+        advance(s, s->batch_jobs[i]);
     return 0;
 }

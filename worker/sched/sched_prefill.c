@@ -16,6 +16,8 @@ static int start(struct scheduler *s, struct job *job)
         .prompt = p->prompt,
         .n_prompt = p->n_prompt,
         .max_new = p->max_tokens,
+        .answer = p->generated,
+        .n_answer = p->n_generated,
         .salt = p->salt,
         .n_salt = (size_t)p->n_salt,
         .no_cache = p->no_cache,
@@ -79,6 +81,7 @@ static void tell_prefilled(struct scheduler *s, struct job *job)
     prefilled = (struct job_prefilled){
         .n_prompt = stats.n_prompt,
         .n_cached = stats.n_cached,
+        .n_restored = stats.n_restored,
         .bytes_from_pool = stats.bytes_from_pool,
         .queue_us = job->started_us - job->submitted_us,
         .prefill_us = job->prefilled_us - job->started_us,
@@ -119,6 +122,6 @@ int sched_prefill_unit(struct scheduler *s)
     job_list_remove(&s->prefilling, job);
     job_list_add(&s->running, job);
     tell_prefilled(s, job);
-    (void)sched_advance(s, job);
+    sched_begin(s, job);
     return 0;
 }

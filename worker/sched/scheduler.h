@@ -5,7 +5,8 @@
  *  - One prompt is prefilled at a time, in units of one chunk of one layer. While a long one is under way, a waiting prompt of at most a quarter of what is left
  *    may be prefilled beside it, unit by unit in turn: so short questions do not wait for a whole document, and it loses at most half the time.
  *  - After each unit all running sequences take one decode step as one batch.
- *  - Tokens that another worker generated are fed through the decode path, then sampling goes on with the very next position. */
+ *  - Tokens that another worker generated come from the pool as far as it has their blocks, the others are fed through the decode path; then sampling goes on with the very
+ *    next position. */
 #pragma once
 #include "worker/cache/engine.h"
 #include "worker/sched/job_params.h"
@@ -17,6 +18,7 @@ enum job_end { JOB_END_STOP, JOB_END_LENGTH };
 
 struct job_prefilled {
     int n_prompt, n_cached;
+    int n_restored;                /* tokens of the answer that came from the pool */
     uint64_t bytes_from_pool, queue_us, prefill_us;
     const int32_t *prompt;         /* [n_prompt] */
     const float *prompt_logprobs;  /* [n_prompt - 1] of prompt[1..], or NULL */

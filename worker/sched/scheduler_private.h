@@ -48,6 +48,5 @@ int sched_prefill_unit(struct scheduler *s);
 
 /* sched_decode.c */
 int sched_decode_step(struct scheduler *s);
-/* After the prompt or a token: samples the next token if it is time, tells the sink, and ends the job when the answer is complete. The job is in
- * `running`. Returns whether it still is. */
-bool sched_advance(struct scheduler *s, struct job *job);
+/* The prompt is done, and with it the tokens of the answer whose blocks the pool had. The job is in `running`. */
+void sched_begin(struct scheduler *s, struct job *job);

@@ -1,0 +1,96 @@
+/* Blocks made while decoding. A token attends the blocks before its own in the values that the pool gives back and its own block as computed, behind the prompt as in it:
+ * a block is coded the moment its last token is there, and what the code gives back replaces its rows in the recent window. So the state of a sequence at the end of a
+ * block is that of its prompt and what its blocks hold, and whoever has the blocks can go on from there to the bit. Keeping the exact rows until the block leaves the window
+ * was rejected: the rows of a window depend on the exact rows of the window before, layer by layer, so nothing short of decoding all over again would give them back. */
+#include "worker/cache/engine_private.h"
+#include <string.h>
+
+/* The block that is complete when there are n tokens, or -1. */
+static int completed_block(int n_tokens)
+{
+    return n_tokens % BLOCK_TOKENS == 0 ? n_tokens / BLOCK_TOKENS - 1 : -1;
+}
+
+int answer_block_prepare(struct sequence *seq)
+{
+    const int block = completed_block(seq->n_tokens + 1);
+    if (block < 0 || seq->blocks[block].place != BLOCK_ABSENT)
+        return 0;
+    return sequence_block_alloc_private(seq, block);
+}
+
+/* A block's rows in the recent window. */
+static struct fast_rows window_rows(const struct sequence *seq, int layer, int block)
+{
+    const int64_t row = seq->plan.n_kept + (int64_t)block * BLOCK_TOKENS - seq->recent_first;
+    struct fast_rows rows = fast_tier_rows(seq, layer);
+    rows.k += row * seq->engine->model->config.head_dim;
+    rows.v += row * seq->engine->model->config.head_dim;
+    return rows;
+}
+
+int answer_block_complete(struct sequence *seq)
+{
+    const struct engine *e = seq->engine;
+    const struct model *m = e->model;
+    const int block = completed_block(seq->n_tokens);
+    int bad = 0;
+
+    for (int layer = 0; block >= 0 && layer < m->config.n_layers; layer++) {
+        const struct fast_rows rows = window_rows(seq, layer, block);
+        const struct block_params p = sequence_block_params(seq, layer, block, rows.k, rows.v, rows.head_stride);
+        const int r = m->ops->block_encode(m->stream, &p, e->attended);
+        if (r < 0)
+            return r;
+        bad += r != 0;
+    }
+    if (block < 0)
+        return 0;
+    /* Values that are not finite concern this sequence alone, whose logits show it; others must not find them in the pool. */
+    seq->blocks[block].keep = bad > 0;
+    block_move_start(seq, block);
+    return 0;
+}
+
+/* The last token has to be decoded, for its logits. Blocks under a prompt's keys may be those of another run, and exact rows are in no block: then all is decoded again. */
+void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *request, uint64_t end_us)
+{
+    const struct engine *e = seq->engine;
+    const int first = seq->plan.n_prompt_blocks, last = (request->n_prompt + request->n_answer - 1) / BLOCK_TOKENS;
+    if (!e->reuse || e->config.reuse_generated || last <= first)
+        return;
+    for (int b = first; b < last; b++)
+        block_move_make_key(seq, b);
+    const int found = sequence_blocks_lookup(seq, first, last, end_us);
+    for (int b = first; b < first + found; b++)
+        seq->stats.bytes_from_pool += seq->leases[b].length;
+    if (found > 0)
+        seq->n_restorable = (first + found) * BLOCK_TOKENS;
+}
+
+static int restore_window(struct sequence *seq, int block)
+{
+    const int n_layers = seq->engine->model->config.n_layers;
+    int r = 0;
+    for (int layer = 0; r >= 0 && layer < n_layers; layer++) {
+        const struct fast_rows rows = window_rows(seq, layer, block);
+        r = sequence_block_load(seq, layer, block, rows.k, rows.v, rows.head_stride);
+    }
+    return r;
+}
+
+int answer_blocks_restore(struct sequence *seq)
+{
+    if (seq->n_restorable == 0)
+        return 0;
+    const int first = recent_first(seq->n_restorable, seq->engine->config.recent);
+    for (int b = seq->recent_first / BLOCK_TOKENS; b < first / BLOCK_TOKENS; b++)
+        page_lists_append(seq, b);
+    seq->recent_first = first;
+    int r = 0;
+    for (int b = first / BLOCK_TOKENS; r >= 0 && b < seq->n_restorable / BLOCK_TOKENS; b++)
+        r = restore_window(seq, b);
+    if (r >= 0)
+        seq->n_tokens = seq->n_restorable;
+    return r;
+}
