@@ -5,15 +5,15 @@
 #include "worker/cache/engine_private.h"
 #include <string.h>
 
-/* The block that is complete when there are n tokens, or -1. */
-static int completed_block(int n_tokens)
+/* The block that is complete when there are n tokens, or -1. An answer that stays in the window has none. */
+static int completed_block(const struct sequence *seq, int n_tokens)
 {
-    return n_tokens % BLOCK_TOKENS == 0 ? n_tokens / BLOCK_TOKENS - 1 : -1;
+    return n_tokens % BLOCK_TOKENS == 0 && n_tokens / BLOCK_TOKENS <= seq->plan.n_blocks ? n_tokens / BLOCK_TOKENS - 1 : -1;
 }
 
 int answer_block_prepare(struct sequence *seq)
 {
-    const int block = completed_block(seq->n_tokens + 1);
+    const int block = completed_block(seq, seq->n_tokens + 1);
     if (block < 0 || seq->blocks[block].place != BLOCK_ABSENT)
         return 0;
     return sequence_block_alloc_private(seq, block);
@@ -33,7 +33,7 @@ int answer_block_complete(struct sequence *seq)
 {
     const struct engine *e = seq->engine;
     const struct model *m = e->model;
-    const int block = completed_block(seq->n_tokens);
+    const int block = completed_block(seq, seq->n_tokens);
     int bad = 0;
 
     for (int layer = 0; block >= 0 && layer < m->config.n_layers; layer++) {
@@ -57,7 +57,7 @@ void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *r
 {
     const struct engine *e = seq->engine;
     const int first = seq->plan.n_prompt_blocks, last = (request->n_prompt + request->n_answer - 1) / BLOCK_TOKENS;
-    if (!e->reuse || e->config.reuse_generated || last <= first)
+    if (!e->reuse || e->config.reuse_generated || e->config.answer_stays || last <= first)
         return;
     for (int b = first; b < last; b++)
         block_move_make_key(seq, b);
@@ -83,7 +83,7 @@ int answer_blocks_restore(struct sequence *seq)
 {
     if (seq->n_restorable == 0)
         return 0;
-    const int first = recent_first(seq->n_restorable, seq->engine->config.recent);
+    const int first = engine_recent_first(seq->engine, seq->plan.n_prompt, seq->n_restorable);
     for (int b = seq->recent_first / BLOCK_TOKENS; b < first / BLOCK_TOKENS; b++)
         page_lists_append(seq, b);
     seq->recent_first = first;

@@ -60,7 +60,7 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     plan_kept(&p, config->budget);
     p.n_window = p.n_free ? min_int(config->selector->n_window, n_prompt) : 0;
     p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
-    p.n_blocks = p.n_total / BLOCK_TOKENS;
+    p.n_blocks = config->answer_stays ? p.n_prompt_blocks : p.n_total / BLOCK_TOKENS;
     p.n_pages = last_recent_first / SUBPAGE_TOKENS;
     p.n_resident = config->order == PREFILL_LAYER_MAJOR ? 1 : engine->model->config.n_layers;
     plan_bytes(engine, &p);
