@@ -4,6 +4,7 @@
  * Sockets lie in a folder of mode 0700 of this user. */
 #include "deploy/commands.h"
 #include "deploy/http_client.h"
+#include "deploy/program_folder.h"
 #include "deploy/serve_options.h"
 #include "deploy/supervisor.h"
 #include "proto/base/base_assert.h"
@@ -209,18 +210,6 @@ static void on_signal(int signal, void *arg)
     supervisor_stop(s->supervisor);
 }
 
-static int find_bin_dir(struct serve *s)
-{
-    ssize_t n = readlink("/proc/self/exe", s->bin_dir, sizeof(s->bin_dir) - 1);
-    if (n < 0)
-        return -errno;
-    s->bin_dir[n] = '\0';
-    char *slash = strrchr(s->bin_dir, '/');
-    ASSERT(slash);
-    *slash = '\0';
-    return 0;
-}
-
 static int make_runtime_dir(struct serve *s, struct error *err)
 {
     if (s->options.runtime_dir) {
@@ -336,7 +325,7 @@ int serve_command(int argc, char **argv)
         return 2;
     }
     share_processors(&s.options);
-    r = find_bin_dir(&s);
+    r = program_folder(s.bin_dir, sizeof(s.bin_dir));
     if (r >= 0)
         r = make_runtime_dir(&s, &err);
     if (r >= 0)

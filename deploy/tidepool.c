@@ -10,6 +10,7 @@ static const struct {
     const char *summary;
 } commands[] = {
     {"serve", serve_command, "serve a model over an OpenAI-compatible API"},
+    {"plan", plan_command, "predict the memory that a model and a context need"},
     {"chat", chat_command, "talk to a running server from the terminal"},
     {"tokenize", tokenize_command, "turn text into a model's token ids, or ids into text"},
 };
@@ -21,6 +22,7 @@ static int usage(FILE *out, int status)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
     fprintf(out, "\n`tidepool COMMAND --help` lists a command's options and examples.\n\nExamples:\n"
                  "  tidepool serve --model models/SmolLM2-135M-Instruct.Q4_1.gguf --workers 2\n"
+                 "  tidepool plan --model Llama-3.1-8B --context 131072 --device-memory 24G\n"
                  "  tidepool chat --message 'What is a tide pool?'\n");
     return status;
 }

@@ -48,6 +48,8 @@ size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct seq
 size_t sequence_plan_decode_bytes(const struct engine *engine, const struct sequence_plan *plan);
 /* The larger of the two, with the private blocks of the prompt, and all private blocks. */
 size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging);
+/* What a sequence is admitted by, before the store has been asked. */
+size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool);
 /* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
 

@@ -133,9 +133,9 @@ int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *er
 
 /* With a pool the prompt's blocks live there (sequence_create counts again once the store has answered). Blocks made while decoding are always counted: should the store
  * be full or gone when they are made, they stay here. */
-static size_t admission_bytes(const struct engine *engine, const struct sequence_plan *plan)
+size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool)
 {
-    const int first = engine->store ? plan->n_prompt_blocks : 0;
+    const int first = pool ? plan->n_prompt_blocks : 0;
     return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks),
                                     sequence_plan_staging_bytes(plan, first, plan->n_blocks));
 }
@@ -144,7 +144,7 @@ size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_
 {
     struct sequence_plan plan;
     sequence_plan_init(engine, n_prompt, max_new, &plan);
-    return admission_bytes(engine, &plan);
+    return sequence_plan_admission_bytes(engine, &plan, engine->store != NULL);
 }
 
 int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err)

@@ -247,6 +247,69 @@ static int load_all(struct loader *l)
     return r < 0 ? error_set(l->err, r, "the weights cannot be loaded: %s", strerror(-r)) : 0;
 }
 
+/* ---- sizes without loading ---- */
+
+static const struct {
+    const char *name;
+    int64_t columns;  /* a block */
+    double bits;      /* a value in the file */
+} dtypes[WEIGHT_DTYPE_COUNT] = {
+    [WEIGHT_F32] = {"f32", 1, 32},         [WEIGHT_F16] = {"f16", 1, 16},         [WEIGHT_BF16] = {"bf16", 1, 16},         [WEIGHT_Q8_0] = {"q8_0", 32, 8.5},
+    [WEIGHT_Q4_0] = {"q4_0", 32, 4.5},     [WEIGHT_Q4_1] = {"q4_1", 32, 5},       [WEIGHT_Q5_0] = {"q5_0", 32, 5.5},       [WEIGHT_Q4_K] = {"q4_k", 256, 4.5},
+    [WEIGHT_Q5_K] = {"q5_k", 256, 5.5},    [WEIGHT_Q6_K] = {"q6_k", 256, 6.5625},
+};
+
+const char *weight_dtype_name(enum weight_dtype dtype)
+{
+    return (unsigned)dtype < WEIGHT_DTYPE_COUNT ? dtypes[dtype].name : "unknown";
+}
+
+/* Without files every matrix has the dtype asked for; vectors are kept in 16 bits, and only those are there that must be. */
+static int find_shapes(struct loader *l, enum weight_dtype dtype)
+{
+    for (size_t i = 0; i < l->n_wanted; i++) {
+        struct wanted *w = &l->wanted[i];
+        if (!w->required)
+            continue;
+        w->found = (struct source_tensor){.dtype = w->matrix ? dtype : WEIGHT_BF16, .n_rows = w->n_rows, .n_cols = w->n_cols, .data = l};
+        if (w->n_cols % dtypes[w->found.dtype].columns != 0)
+            return error_set(l->err, -EINVAL, "rows of %lld are no multiple of the %lld values in a block of %s", (long long)w->n_cols,
+                             (long long)dtypes[dtype].columns, dtypes[dtype].name);
+        w->found.bytes = (uint64_t)((double)(w->n_rows * w->n_cols) * dtypes[w->found.dtype].bits / 8);
+        l->weights->file_bytes += w->found.bytes;
+    }
+    return 0;
+}
+
+int model_weights_measure(const struct model_weights_params *p, enum weight_dtype dtype, struct model_weights_size *ret_size, struct error *err)
+{
+    struct model_weights weights = {.n_layers = p->config->n_layers};
+    struct loader l = {.p = p, .weights = &weights, .err = err};
+    size_t n_max = WANTED_OUTSIDE + (size_t)p->config->n_layers * WANTED_PER_LAYER, device_bytes = 0;
+    int r = -ENOMEM;
+    l.wanted = calloc(n_max, sizeof(*l.wanted));
+    weights.layers = calloc((size_t)p->config->n_layers, sizeof(*weights.layers));
+    if (!l.wanted || !weights.layers) {
+        error_set(err, r, "the weights cannot be measured: out of memory");
+        goto fail;
+    }
+    want_all(&l);
+    r = p->source ? find_all(&l) : find_shapes(&l, dtype);
+    for (size_t i = 0; r >= 0 && i < l.n_wanted; i++) {
+        const struct source_tensor *t = &l.wanted[i].found;
+        if (t->data)
+            device_bytes += l.wanted[i].matrix ? p->ops->weight_bytes(t->dtype, t->n_rows, t->n_cols) : (size_t)t->n_cols * sizeof(float);
+    }
+    if (r >= 0)
+        *ret_size = (struct model_weights_size){.file_bytes = weights.file_bytes, .device_bytes = device_bytes};
+fail:
+    free(weights.layers);
+    free(l.wanted);
+    return r;
+}
+
+/* ---- */
+
 int model_weights_load(const struct model_weights_params *p, struct model_weights *ret_weights, struct error *err)
 {
     struct model_weights weights = {.n_layers = p->config->n_layers};

@@ -52,5 +52,14 @@ struct model_weights_params {
 /* Maps, checks, packs and digests every tensor; done when it returns. -EINVAL (a tensor is missing or has another shape), -ENOTSUP (its type, or a
  * tensor that this architecture does not have: ignoring one would compute something else), -ENOMEM. */
 int model_weights_load(const struct model_weights_params *p, struct model_weights *ret_weights, struct error *err);
+
+struct model_weights_size {
+    uint64_t file_bytes; /* of the tensors that would be loaded */
+    size_t device_bytes; /* MEM_WEIGHTS once they are */
+};
+/* What model_weights_load would take, without loading: of the source's tensors, or with a NULL source of the tensors that the configuration must have, its matrices in
+ * `dtype`. Of the parameters it uses config, source and ops. Errors as model_weights_load. */
+int model_weights_measure(const struct model_weights_params *p, enum weight_dtype dtype, struct model_weights_size *ret_size, struct error *err);
+const char *weight_dtype_name(enum weight_dtype dtype); /* "bf16", "q4_k" */
 /* A zeroed struct is fine. */
 void model_weights_fini(struct model_weights *weights, const struct device_ops *dev, struct device *device);

@@ -1,0 +1,116 @@
+/* A plan is an engine that is measured and not built. */
+#include "worker/cache/memory_plan.h"
+#include "worker/cache/engine_private.h"
+#include <errno.h>
+
+static void add_pieces(const struct engine *engine, const struct sequence_plan *s, struct memory_plan *plan)
+{
+    struct sequence_piece pieces[PIECE_COUNT];
+    sequence_plan_pieces(engine, s, s->n_prompt, pieces);
+    for (int i = 0; i < PIECE_COUNT; i++) {
+        plan->prefill[pieces[i].tag] += pieces[i].bytes;
+        if (!pieces[i].prefill)
+            plan->decode[pieces[i].tag] += pieces[i].bytes;
+    }
+}
+
+/* As alloc_host of sequence.c. What grows with the context are the page lists; the kept positions grow with the budget. */
+static size_t sequence_host_bytes(const struct engine *engine, const struct sequence_plan *s)
+{
+    const struct model_config *c = &engine->model->config;
+    const size_t n_lists = (size_t)c->n_layers * (size_t)c->n_kv_heads;
+    return sizeof(struct sequence) + (size_t)s->n_total * sizeof(int32_t) +
+           (size_t)s->n_blocks * (sizeof(struct block_key) + sizeof(struct kv_lease) + sizeof(struct sequence_block)) +
+           n_lists * ((size_t)s->n_kept * sizeof(int32_t) + (size_t)s->n_pages * sizeof(struct kv_page) + sizeof(struct page_list));
+}
+
+/* As alloc_host of engine.c. */
+static size_t engine_host_bytes(const struct engine *engine)
+{
+    const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
+    const size_t chosen = engine->fetch_pages == INT32_MAX ? 0 : n_items * (size_t)engine->fetch_pages * sizeof(int32_t);
+    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) + chosen;
+}
+
+static void fill(const struct engine *engine, const struct sequence_plan *s, bool pool, struct memory_plan *plan)
+{
+    const int first = pool ? s->n_prompt_blocks : 0;
+    const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks);
+
+    add_pieces(engine, s, plan);
+    plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes;
+    plan->decode[MEM_WORKSPACE] += engine->fixed_bytes;
+    plan->prefill[MEM_STAGING] += sequence_plan_staging_bytes(s, first, s->n_prompt_blocks);
+    plan->decode[MEM_STAGING] += all_staging;
+    for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
+        plan->peak[tag] = plan->prefill[tag] > plan->decode[tag] ? plan->prefill[tag] : plan->decode[tag];
+    plan->fixed = engine->fixed_bytes;
+    plan->sequence = sequence_plan_admission_bytes(engine, s, pool);
+    plan->running = sequence_plan_decode_bytes(engine, s) + all_staging;
+    plan->peak_total = plan->fixed + plan->sequence;
+    plan->host_engine = engine_host_bytes(engine);
+    plan->host_sequence = sequence_host_bytes(engine, s);
+    for (int b = 0; b < 2; b++)
+        plan->block_bytes[b] = engine->layout.block_bytes[b];
+    plan->pool_bytes = sequence_plan_staging_bytes(s, 0, s->n_blocks);
+    plan->n_kept = s->n_kept;
+    plan->recent_rows = s->recent_rows;
+}
+
+int memory_plan_init(const struct memory_plan_params *params, struct memory_plan *ret_plan, struct error *err)
+{
+    struct model model = {.config = *params->model, .dev = params->dev, .ops = params->ops, .device = params->device, .stream = params->stream};
+    struct engine engine = {0};
+    struct sequence_plan sequence;
+    struct memory_plan plan = {0};
+    int r = engine_plan(&params->engine, &model, &engine, err);
+    if (r < 0)
+        return r;
+    engine.config.memory_limit = 0;
+    r = engine_admits(&engine, params->n_prompt, params->max_new, err);
+    if (r < 0)
+        return r;
+    sequence_plan_init(&engine, params->n_prompt, params->max_new, &sequence);
+    fill(&engine, &sequence, params->pool, &plan);
+    *ret_plan = plan;
+    return 0;
+}
+
+struct memory_fit memory_plan_fit(const struct memory_plan *plan, size_t limit)
+{
+    struct memory_fit fit = {0};
+    if (limit < plan->fixed)
+        return fit;
+    fit.running = (limit - plan->fixed) / plan->running;
+    if (limit - plan->fixed >= plan->sequence)
+        fit.prefilling = 1 + (limit - plan->fixed - plan->sequence) / plan->running;
+    return fit;
+}
+
+/* Everything grows with the context, so the longest one is found by halving. */
+int memory_plan_longest(const struct memory_plan_params *params, size_t limit, int *ret_context, struct error *err)
+{
+    struct memory_plan_params p = *params;
+    struct memory_plan plan;
+    int low = 0, high = params->model->max_context + 1; /* low fits or is 0, high does not fit */
+    if (params->max_new < 0 || params->max_new >= params->model->max_context)
+        return error_set(err, -EINVAL, "max_new is %d; the model allows a context of %d", params->max_new, params->model->max_context);
+    while (high - low > 1) {
+        const int context = low + (high - low) / 2;
+        if (context <= params->max_new) {
+            low = context;
+            continue;
+        }
+        p.engine.max_context = context;
+        p.n_prompt = context - p.max_new;
+        int r = memory_plan_init(&p, &plan, err);
+        if (r < 0)
+            return r;
+        if (plan.peak_total <= limit)
+            low = context;
+        else
+            high = context;
+    }
+    *ret_context = low > params->max_new ? low : 0;
+    return 0;
+}
