@@ -148,9 +148,10 @@ struct page_summary_params {
     uint8_t *summaries;          /* [n_pages] of page_summary_bytes() each, 32-byte aligned */
 };
 
-/* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32); pooled along i (max, width `pool`, centred,
- * edges clipped) per query head or after the group mean as `pool_after_group` says; mean over the group. Two passes, blockwise; never W x S.
- * -ENOTSUP beyond a pool of 127, a group of 64, n_window * group of 8192. */
+/* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32) for the keys before the window; pooled along
+ * i (max, width `pool`, centred, edges clipped to those keys) per query head or after the group mean as `pool_after_group` says; mean over the group, or over all heads; mean over
+ * aligned chunks of positions. Two passes, blockwise; never W x S.
+ * -ENOTSUP beyond a pool of 127, a group of 64, n_window * group of 8192, or a chunk that does not divide 1024. */
 struct window_score_params {
     const float *q;      /* [n_window, n_heads, d] rotated; query w is at position n_keys - n_window + w */
     int n_window;
@@ -159,9 +160,12 @@ struct window_score_params {
     int64_t n_keys;
     int n_heads, n_kv_heads, head_dim;
     float scale;
+    int64_t first, last; /* keys that are scored, 0 <= first < last <= n_keys - n_window */
     int pool;            /* odd, 1: none */
     bool pool_after_group;
-    float *scores;       /* [n_kv_heads, n_keys] */
+    bool all_heads;      /* one row of scores for all heads instead of one a KV head */
+    int chunk;           /* every key of first .. last-1 gets the mean over those with the same position / chunk; 1: its own score */
+    float *scores;       /* [n_kv_heads or 1, last - first] */
 };
 
 /* ---- blocks ---- */

@@ -1,8 +1,9 @@
 /* Scores of the observation window in two passes over the keys (SnapKV's scores by TideKV's blockwise scan): first the maximum and the sum of each (query, head)
- * row, then the weights, summed over the window, pooled, averaged over the group. Logits are computed twice; nothing of size window x keys exists.
+ * row, then the weights, summed over the window, pooled, averaged over the group or over all heads. Logits are computed twice; nothing of size window x keys exists.
  *
- * A task is one KV head with a segment of keys whose borders are fixed; the first pass leaves a partial (m, l) for each segment, which every task of the second
- * merges in order. For the pooling a task of the second pass computes a halo of keys on both sides.
+ * A task is one KV head (in the second pass also: all heads, one after the other) with a segment of keys whose borders are fixed; the first pass leaves a partial (m, l) for each
+ * segment, which every task of the second merges in order. For the pooling a task of the second pass computes a halo of keys on both sides. Segments without a key to
+ * score have no task in the second pass.
  * Logits and weights as in attn_prefill: one chain over d, own exp; sums over keys in 16 lanes, over the window and the group in order. */
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/ops.h"
@@ -26,6 +27,7 @@ struct window_args {
     const struct stream *stream;
     int group, n_rows;   /* rows are (query, head of the group): n_window * group */
     int64_t n_segments;
+    int64_t first_segment, n_scored_segments; /* with keys to score */
     float *ml;           /* [n_kv_heads, n_segments, n_rows, 2] */
     float *q;            /* [n_kv_heads, n_rows, d], scale applied */
 };
@@ -140,11 +142,18 @@ static void chunk_weights(const struct window_args *a, int row, int n, int n_key
     }
 }
 
-/* out[i] (+)= max of x[i - half .. i + half], cut to [first, last]. */
-static void pool_max(const float *x, int first, int last, int start, int n, int half, bool add, float *out)
+/* Of one task of the second pass; columns count from the span's first key. */
+struct window_span {
+    int64_t pos;    /* of column 0 */
+    int start, n;   /* columns that are scored */
+    int valid;      /* columns 0 .. valid-1 lie before the window and enter the pooling */
+};
+
+/* out[i] (+)= max of x[i - half .. i + half], cut to [0, n_valid). */
+static void pool_max(const float *x, int n_valid, int start, int n, int half, bool add, float *out)
 {
     for (int i = 0; i < n; i++) {
-        int from = start + i - half > first ? start + i - half : first, to = start + i + half < last ? start + i + half : last;
+        int from = start + i - half > 0 ? start + i - half : 0, to = start + i + half < n_valid ? start + i + half : n_valid - 1;
         float max = x[from];
         for (int j = from + 1; j <= to; j++)
             max = x[j] > max ? x[j] : max;
@@ -152,19 +161,48 @@ static void pool_max(const float *x, int first, int last, int start, int n, int 
     }
 }
 
-/* Weight sums of the group's heads to scores of keys [start, start + n) of the span; valid columns are [first, last]. */
-static void pool_group(const struct window_args *a, struct window_scratch *w, int first, int last, int start, int n, float *scores)
+/* Adds a KV head's weight sums, pooled, to the columns that are scored; `add` is false for the first head of a row of scores. */
+static void pool_group(const struct window_args *a, const struct window_span *span, bool add, struct window_scratch *w)
 {
     const struct window_score_params *p = a->p;
-    float scale = 1.0f / ((float)p->n_window * (float)a->group);
     if (p->pool_after_group)
         for (int h = 1; h < a->group; h++)
-            for (int i = first; i <= last; i++)
+            for (int i = 0; i < span->valid; i++)
                 w->sum[i] += w->sum[h * SPAN_MAX + i];
     for (int h = 0; h < (p->pool_after_group ? 1 : a->group); h++)
-        pool_max(w->sum + h * SPAN_MAX, first, last, start, n, p->pool / 2, h > 0, w->pooled);
-    for (int i = 0; i < n; i++)
-        scores[i] = w->pooled[i] * scale;
+        pool_max(w->sum + h * SPAN_MAX, span->valid, span->start, span->n, p->pool / 2, add || h > 0, w->pooled);
+}
+
+/* Sums over the window and its heads to means, then to means over chunks. Segments end where chunks do. */
+static void write_scores(const struct window_args *a, const struct window_span *span, struct window_scratch *w, float *scores)
+{
+    const struct window_score_params *p = a->p;
+    const float scale = 1.0f / ((float)p->n_window * (float)(p->all_heads ? p->n_heads : a->group));
+    for (int i = 0, end; i < span->n; i = end) {
+        const int in_chunk = (int)((span->pos + span->start + i) % p->chunk);
+        float sum = 0;
+        end = i + p->chunk - in_chunk < span->n ? i + p->chunk - in_chunk : span->n;
+        for (int j = i; j < end; j++)
+            sum += w->pooled[j] * scale;
+        for (int j = i; j < end; j++)
+            scores[j] = sum / (float)(end - i);
+    }
+}
+
+/* Pooled weight sums of one KV head for the columns of the span. */
+static void score_head(const struct window_args *a, int kv_head, const struct window_span *span, bool add, struct window_scratch *w)
+{
+    memset(w->sum, 0, sizeof *w->sum * (size_t)a->group * SPAN_MAX);
+    merge_stats(a, kv_head, w);
+    for (int at = 0; at < span->valid; at += CHUNK_KEYS) {
+        int n_panels = expand_chunk(a, kv_head, span->pos + at, w->keys);
+        for (int row = 0; row < a->n_rows; row += STRIP_ROWS) {
+            int n_strip = a->n_rows - row < STRIP_ROWS ? a->n_rows - row : STRIP_ROWS;
+            chunk_logits(a, kv_head, span->pos + at, row, n_strip, n_panels, w);
+            chunk_weights(a, row, n_strip, n_panels * LANES, at, w);
+        }
+    }
+    pool_group(a, span, add, w);
 }
 
 static void score_task(void *arg, int64_t task, int thread)
@@ -172,20 +210,15 @@ static void score_task(void *arg, int64_t task, int thread)
     const struct window_args *a = arg;
     const struct window_score_params *p = a->p;
     struct window_scratch *w = cpu_scratch(a->stream, thread);
-    int kv_head = (int)(task / a->n_segments), halo = (p->pool / 2 + LANES - 1) / LANES * LANES;
-    int64_t start = task % a->n_segments * SEGMENT_KEYS, n = p->n_keys - start < SEGMENT_KEYS ? p->n_keys - start : SEGMENT_KEYS;
-    int64_t span = start > halo ? start - halo : 0, end = start + n + halo < p->n_keys ? start + n + halo : p->n_keys;
-    memset(w->sum, 0, sizeof *w->sum * (size_t)a->group * SPAN_MAX);
-    merge_stats(a, kv_head, w);
-    for (int64_t pos = span; pos < end; pos += CHUNK_KEYS) {
-        int n_panels = expand_chunk(a, kv_head, pos, w->keys);
-        for (int row = 0; row < a->n_rows; row += STRIP_ROWS) {
-            int n_strip = a->n_rows - row < STRIP_ROWS ? a->n_rows - row : STRIP_ROWS;
-            chunk_logits(a, kv_head, pos, row, n_strip, n_panels, w);
-            chunk_weights(a, row, n_strip, n_panels * LANES, (int)(pos - span), w);
-        }
-    }
-    pool_group(a, w, 0, (int)(end - span) - 1, (int)(start - span), (int)n, p->scores + kv_head * p->n_keys + start);
+    const int64_t n_scored = p->last - p->first, n_columns = p->n_keys - p->n_window, halo = (p->pool / 2 + LANES - 1) / LANES * LANES;
+    const int64_t segment = (a->first_segment + task % a->n_scored_segments) * SEGMENT_KEYS;
+    const int64_t start = segment > p->first ? segment : p->first, end = segment + SEGMENT_KEYS < p->last ? segment + SEGMENT_KEYS : p->last;
+    const int64_t pos = segment > halo ? segment - halo : 0, valid_end = end + halo < n_columns ? end + halo : n_columns;
+    const struct window_span span = {.pos = pos, .start = (int)(start - pos), .n = (int)(end - start), .valid = (int)(valid_end - pos)};
+    const int row = (int)(task / a->n_scored_segments), head_end = p->all_heads ? p->n_kv_heads : row + 1;
+    for (int head = row; head < head_end; head++)
+        score_head(a, head, &span, head > row, w);
+    write_scores(a, &span, w, p->scores + row * n_scored + start - p->first);
 }
 
 /* q with the scale applied, in the order of the rows. */
@@ -204,10 +237,12 @@ static void scale_queries(struct window_args *a)
 
 static int check(const struct window_score_params *p)
 {
-    if (p->n_window < 1 || p->n_keys < p->n_window || p->n_kv_heads < 1 || p->n_heads < 1 || p->n_heads % p->n_kv_heads != 0 || p->pool < 1 || p->pool % 2 == 0)
+    if (p->n_window < 1 || p->first < 0 || p->first >= p->last || p->last > p->n_keys - p->n_window || p->n_kv_heads < 1 || p->n_heads < 1 ||
+        p->n_heads % p->n_kv_heads != 0 || p->pool < 1 || p->pool % 2 == 0 || p->chunk < 1)
         return -EINVAL;
     int group = p->n_heads / p->n_kv_heads;
-    if (p->head_dim < LANES || p->head_dim > KV_MAX_DIM || p->head_dim % LANES != 0 || p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group)
+    if (p->head_dim < LANES || p->head_dim > KV_MAX_DIM || p->head_dim % LANES != 0 || p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group ||
+        SEGMENT_KEYS % p->chunk != 0)
         return -ENOTSUP;
     return 0;
 }
@@ -249,11 +284,13 @@ int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
     r = cpu_op_alloc(s, sizeof(float) * n_floats, &memory);
     if (r < 0)
         return r;
+    a.first_segment = p->first / SEGMENT_KEYS;
+    a.n_scored_segments = (p->last - 1) / SEGMENT_KEYS - a.first_segment + 1;
     a.q = memory;
     a.ml = a.q + q_floats;
     scale_queries(&a);
     cpu_run(s, p->n_kv_heads * a.n_segments, stats_task, &a);
-    cpu_run(s, p->n_kv_heads * a.n_segments, score_task, &a);
+    cpu_run(s, (p->all_heads ? 1 : p->n_kv_heads) * a.n_scored_segments, score_task, &a);
     cpu_op_free(s, memory);
     return 0;
 }

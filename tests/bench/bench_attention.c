@@ -361,7 +361,7 @@ static void bench_selection(struct bench *b, int64_t n)
     bf16_t *k = halves(b, (size_t)(3 * n) * 64);
     float *q = floats(b, 32 * 9 * 64, 2), *scores = memory(sizeof(float) * (size_t)(3 * n));
     int32_t *indices = memory(sizeof(int32_t) * 3 * 512);
-    struct window_run w = {b, {.q = q, .n_window = 32, .k = k, .head_stride = n * 64, .n_keys = n, .n_heads = 9, .n_kv_heads = 3, .head_dim = 64, .scale = 0.125f, .pool = 7, .scores = scores}};
+    struct window_run w = {b, {.q = q, .n_window = 32, .k = k, .head_stride = n * 64, .n_keys = n, .n_heads = 9, .n_kv_heads = 3, .head_dim = 64, .scale = 0.125f, .first = 4, .last = n - 32, .pool = 7, .chunk = 1, .scores = scores}};
     double t = best_of(b, run_window, &w), gflops = 2 * 2.0 * 32 * 9 * 64 * (double)n / t * 1e-9;
     printf("  window_scores SmolLM2, window 32, %lld keys: %8.3f ms %7.1f GFLOP/s (%3.0f %% of peak)\n", (long long)n, t * 1e3, gflops, 100 * gflops / b->peak_gflops);
     struct topk_run r = {b, scores, indices, n};

@@ -11,80 +11,113 @@ struct window_case {
     int n_heads, n_kv_heads, d, n_window;
     int64_t n_keys;
     int pool;
-    bool pool_after_group;
+    bool pool_after_group, all_heads;
+    int chunk;
+    int64_t first, last;
 };
 
-/* softmax, mean, pooling as the formula says, W x S and all. scores [n_kv_heads, n_keys]. */
-static void reference_scores(const struct window_case *c, const float *q, const uint16_t *k, int64_t stride, double *scores)
+/* Mean over the window of one query head's attention, [n_columns]: the keys before the window. */
+static void reference_mean(const struct window_case *c, const float *q, const uint16_t *k, int head, double *s)
 {
-    int group = c->n_heads / c->n_kv_heads;
-    double *a = aligned_zeros(sizeof(double) * (size_t)c->n_keys), *s = aligned_zeros(sizeof(double) * (size_t)(group * c->n_keys));
-    for (int kv = 0; kv < c->n_kv_heads; kv++) {
-        memset(s, 0, sizeof(double) * (size_t)(group * c->n_keys));
-        for (int h = 0; h < group; h++)
-            for (int w = 0; w < c->n_window; w++) {
-                int64_t n_visible = c->n_keys - c->n_window + w + 1;
-                double m = -INFINITY, l = 0;
-                for (int64_t i = 0; i < n_visible; i++) {
-                    a[i] = 0;
-                    for (int x = 0; x < c->d; x++)
-                        a[i] += (double)q[((int64_t)w * c->n_heads + kv * group + h) * c->d + x] * ref_bf16_value(k[kv * stride + i * c->d + x]);
-                    a[i] /= sqrt(c->d);
-                    m = fmax(m, a[i]);
-                }
-                for (int64_t i = 0; i < n_visible; i++)
-                    l += exp(a[i] - m);
-                for (int64_t i = 0; i < n_visible; i++)
-                    s[h * c->n_keys + i] += exp(a[i] - m) / l / c->n_window;
-            }
-        if (c->pool_after_group) {
-            for (int h = 1; h < group; h++)
-                for (int64_t i = 0; i < c->n_keys; i++)
-                    s[i] += s[h * c->n_keys + i];
+    const int64_t n_columns = c->n_keys - c->n_window;
+    double *a = aligned_zeros(sizeof(double) * (size_t)c->n_keys);
+    memset(s, 0, sizeof(double) * (size_t)n_columns);
+    for (int w = 0; w < c->n_window; w++) {
+        int64_t n_visible = n_columns + w + 1;
+        double m = -INFINITY, l = 0;
+        for (int64_t i = 0; i < n_visible; i++) {
+            a[i] = 0;
+            for (int x = 0; x < c->d; x++)
+                a[i] += (double)q[((int64_t)w * c->n_heads + head) * c->d + x] * ref_bf16_value(k[i * c->d + x]);
+            a[i] /= sqrt(c->d);
+            m = fmax(m, a[i]);
         }
-        for (int64_t i = 0; i < c->n_keys; i++) {
-            scores[kv * c->n_keys + i] = 0;
-            for (int h = 0; h < (c->pool_after_group ? 1 : group); h++) {
-                double max = 0;
-                for (int64_t j = i - c->pool / 2; j <= i + c->pool / 2; j++)
-                    max = j >= 0 && j < c->n_keys ? fmax(max, s[h * c->n_keys + j]) : max;
-                scores[kv * c->n_keys + i] += max / group;
-            }
-        }
+        for (int64_t i = 0; i < n_visible; i++)
+            l += exp(a[i] - m);
+        for (int64_t i = 0; i < n_columns; i++)
+            s[i] += exp(a[i] - m) / l / c->n_window;
     }
     free(a);
-    free(s);
+}
+
+static void add_pooled(const double *s, int64_t n, int pool, double weight, double *to)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double max = 0;
+        for (int64_t j = i - pool / 2; j <= i + pool / 2; j++)
+            max = j >= 0 && j < n ? fmax(max, s[j]) : max;
+        to[i] += max * weight;
+    }
+}
+
+/* softmax, mean, pooling, mean over heads, mean over chunks as the formula says, W x S and all. scores [n_kv_heads or 1, last - first]. */
+static void reference_scores(const struct window_case *c, const float *q, const uint16_t *k, int64_t stride, double *scores)
+{
+    const int group = c->n_heads / c->n_kv_heads;
+    const int64_t n_columns = c->n_keys - c->n_window, n = c->last - c->first;
+    double *s = aligned_zeros(sizeof(double) * (size_t)n_columns), *sum = aligned_zeros(sizeof(double) * (size_t)n_columns),
+           *row = aligned_zeros(sizeof(double) * (size_t)n_columns);
+    for (int kv = 0; kv < c->n_kv_heads; kv++) {
+        const double weight = 1.0 / (c->all_heads ? c->n_heads : group);
+        if (kv == 0 || !c->all_heads)
+            memset(row, 0, sizeof(double) * (size_t)n_columns);
+        memset(sum, 0, sizeof(double) * (size_t)n_columns);
+        for (int h = 0; h < group; h++) {
+            reference_mean(c, q, k + kv * stride, kv * group + h, s);
+            for (int64_t i = 0; i < n_columns; i++)
+                sum[i] += s[i];
+            if (!c->pool_after_group)
+                add_pooled(s, n_columns, c->pool, weight, row);
+        }
+        if (c->pool_after_group)
+            add_pooled(sum, n_columns, c->pool, weight, row);
+        for (int64_t i = c->first; i < c->last; i++) {
+            const int64_t chunk = i / c->chunk * c->chunk, from = chunk > c->first ? chunk : c->first, to = chunk + c->chunk < c->last ? chunk + c->chunk : c->last;
+            double mean = 0;
+            for (int64_t j = from; j < to; j++)
+                mean += row[j] / (double)(to - from);
+            scores[(c->all_heads ? 0 : kv) * n + i - c->first] = mean;
+        }
+    }
+    free(s), free(sum), free(row);
+}
+
+/* Rows not asked for and the keys outside first .. last-1 stay untouched: scores has a guard behind. */
+static void check_window_case(const struct fixture *f, const struct window_case *c, uint64_t seed)
+{
+    struct ref_rng rng = {seed};
+    const int64_t stride = (c->n_keys + 3) * c->d;
+    const size_t n = (size_t)((c->all_heads ? 1 : c->n_kv_heads) * (c->last - c->first));
+    float *q = random_floats(&rng, (size_t)c->n_window * c->n_heads * c->d, 2), *first = aligned_zeros(sizeof(float) * (n + 1)), *scores = aligned_zeros(sizeof(float) * (n + 1));
+    uint16_t *k = random_bf16(&rng, (size_t)(stride * c->n_kv_heads), 1);
+    double *expected = aligned_zeros(sizeof(double) * n);
+    reference_scores(c, q, k, stride, expected);
+    struct window_score_params p = {.q = q, .n_window = c->n_window, .k = k, .head_stride = stride, .n_keys = c->n_keys, .n_heads = c->n_heads,
+                                    .n_kv_heads = c->n_kv_heads, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .first = c->first, .last = c->last,
+                                    .pool = c->pool, .pool_after_group = c->pool_after_group, .all_heads = c->all_heads, .chunk = c->chunk};
+    for (int dev = 0; dev < f->n; dev++) {
+        p.scores = dev ? scores : first;
+        cr_assert_eq(f->ops->window_scores(f->devices[dev].stream, &p), 0);
+        for (size_t j = 0; dev == 0 && j < n; j++)
+            cr_assert_float_eq(first[j], expected[j], 2e-5 * expected[j] + 1e-9, "seed %d, %zu: %g, not %g", (int)seed, j, first[j], expected[j]);
+        cr_assert(dev == 0 || memcmp(first, scores, sizeof(float) * n) == 0);
+        cr_assert_eq(p.scores[n], 0);
+    }
+    free(q), free(k), free(first), free(scores), free(expected);
 }
 
 Test(window_scores, match_the_formula_everywhere)
 {
     static const struct window_case cases[] = {
-        {9, 3, 64, 32, 300, 7, false}, {9, 3, 64, 32, 1100, 7, false}, {8, 2, 96, 16, 2061, 5, true}, {4, 4, 128, 8, 1024, 1, false}, {3, 1, 80, 20, 20, 7, false},
-        {2, 1, 64, 1, 1, 127, false},  {6, 2, 32, 13, 1037, 127, true},
+        {9, 3, 64, 32, 300, 7, false, false, 1, 0, 268},    {9, 3, 64, 32, 1100, 7, false, false, 1, 4, 1068}, {8, 2, 96, 16, 2061, 5, true, false, 1, 0, 2045},
+        {4, 4, 128, 8, 1032, 1, false, false, 1, 0, 1024},  {3, 1, 80, 20, 21, 7, false, false, 1, 0, 1},      {2, 1, 64, 1, 2, 127, false, false, 1, 0, 1},
+        {6, 2, 32, 13, 1137, 127, true, false, 1, 0, 1124}, {6, 2, 32, 13, 3000, 127, false, false, 1, 1023, 1025}, {6, 2, 64, 1, 2100, 1, false, true, 1, 4, 1900},
+        {6, 2, 64, 32, 2100, 1, false, true, 16, 4, 2061},  {8, 4, 32, 5, 1500, 9, true, true, 64, 1050, 1051}, {4, 2, 64, 32, 1200, 7, false, false, 1024, 4, 1168},
     };
     struct fixture f;
     fixture_open(&f);
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        const struct window_case *c = &cases[i];
-        struct ref_rng rng = {60 + i};
-        int64_t stride = (c->n_keys + 3) * c->d;
-        size_t n = (size_t)(c->n_kv_heads * c->n_keys);
-        float *q = random_floats(&rng, (size_t)c->n_window * c->n_heads * c->d, 2), *first = aligned_zeros(sizeof(float) * n), *scores = aligned_zeros(sizeof(float) * n);
-        uint16_t *k = random_bf16(&rng, (size_t)(stride * c->n_kv_heads), 1);
-        double *expected = aligned_zeros(sizeof(double) * n);
-        reference_scores(c, q, k, stride, expected);
-        struct window_score_params p = {.q = q, .n_window = c->n_window, .k = k, .head_stride = stride, .n_keys = c->n_keys, .n_heads = c->n_heads,
-                                        .n_kv_heads = c->n_kv_heads, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .pool = c->pool,
-                                        .pool_after_group = c->pool_after_group};
-        for (int dev = 0; dev < f.n; dev++) {
-            p.scores = dev ? scores : first;
-            cr_assert_eq(f.ops->window_scores(f.devices[dev].stream, &p), 0);
-            for (size_t j = 0; dev == 0 && j < n; j++)
-                cr_assert_float_eq(first[j], expected[j], 2e-5 * expected[j] + 1e-9, "case %zu, %zu: %g, not %g", i, j, first[j], expected[j]);
-            cr_assert(dev == 0 || memcmp(first, scores, sizeof(float) * n) == 0);
-        }
-        free(q), free(k), free(first), free(scores), free(expected);
-    }
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        check_window_case(&f, &cases[i], 60 + i);
     fixture_close(&f);
 }
 
@@ -110,7 +143,7 @@ Test(scratch, stays_within_its_bounds)
         items[i] = (struct attn_decode_item){.q = q + i * HEADS / KV_HEADS * D, .out = out + i * HEADS / KV_HEADS * D, .rows = {{k, k, 700}, {k, k, i}}, .pages = pages,
                                              .n_pages = PAGES - i, .fetch_pages = 32};
     struct window_score_params window = {.q = q, .n_window = WINDOW, .k = k, .head_stride = KEYS * D, .n_keys = KEYS, .n_heads = HEADS, .n_kv_heads = KV_HEADS,
-                                         .head_dim = D, .scale = 0.125f, .pool = 7, .scores = scores};
+                                         .head_dim = D, .scale = 0.125f, .last = KEYS - WINDOW, .pool = 7, .chunk = 1, .scores = scores};
     struct attn_decode_params decode = {.items = items, .n_items = ITEMS, .layout = &layout, .group = HEADS / KV_HEADS, .head_dim = D, .scale = 0.125f};
     struct logit_bias bias = {5, 0.5f};
     struct sample_params sample = {.temperature = 1, .top_p = .99f, .top_k = 60000, .repetition_penalty = 1, .bias = &bias, .n_bias = 1}; /* all logits tie */
@@ -141,19 +174,15 @@ Test(window_scores, refuse_impossible_shapes)
     struct fixture f;
     fixture_open(&f);
     float q[64] = {0}, scores[4];
-    uint16_t k[64] = {0};
-    struct window_score_params good = {.q = q, .n_window = 1, .k = k, .head_stride = 64, .n_keys = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64, .scale = 1, .pool = 7, .scores = scores};
-    struct window_score_params p = good;
-    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), 0);
-    cr_assert_eq(scores[0], 1);
-    p = good, p.pool = 4;
-    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -EINVAL);
-    p = good, p.n_window = 2;
-    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -EINVAL);
-    p = good, p.pool = 129;
-    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -ENOTSUP);
-    p = good, p.head_dim = 20;
-    cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p), -ENOTSUP);
+    uint16_t k[3 * 64] = {0};
+    const struct window_score_params good = {.q = q, .n_window = 1, .k = k, .head_stride = 64, .n_keys = 3, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64,
+                                             .scale = 1, .last = 2, .pool = 7, .chunk = 1, .scores = scores};
+    struct window_score_params p[] = {good, good, good, good, good, good, good, good, good, good};
+    static const int expected[] = {0, -EINVAL, -EINVAL, -EINVAL, -EINVAL, -EINVAL, -EINVAL, -ENOTSUP, -ENOTSUP, -ENOTSUP};
+    p[1].pool = 4, p[2].n_window = 2, p[3].last = 3, p[4].first = -1, p[5].first = 2, p[6].chunk = 0, p[7].chunk = 10, p[8].pool = 129, p[9].head_dim = 20;
+    for (size_t i = 0; i < ARRAY_LEN(p); i++)
+        cr_assert_eq(f.ops->window_scores(f.devices[0].stream, &p[i]), expected[i], "shape %zu", i);
+    cr_assert_float_eq(scores[0], 1.0f / 3, 1e-6);
     fixture_close(&f);
 }
 

@@ -22,10 +22,10 @@ int answer_block_prepare(struct sequence *seq)
 /* A block's rows in the recent window. */
 static struct fast_rows window_rows(const struct sequence *seq, int layer, int block)
 {
-    const int64_t row = seq->plan.n_kept + (int64_t)block * BLOCK_TOKENS - seq->recent_first;
+    const int64_t row = (int64_t)block * BLOCK_TOKENS - seq->recent_first;
     struct fast_rows rows = fast_tier_rows(seq, layer);
-    rows.k += row * seq->engine->model->config.head_dim;
-    rows.v += row * seq->engine->model->config.head_dim;
+    rows.recent_k += row * seq->engine->model->config.head_dim;
+    rows.recent_v += row * seq->engine->model->config.head_dim;
     return rows;
 }
 
@@ -38,7 +38,7 @@ int answer_block_complete(struct sequence *seq)
 
     for (int layer = 0; block >= 0 && layer < m->config.n_layers; layer++) {
         const struct fast_rows rows = window_rows(seq, layer, block);
-        const struct block_params p = sequence_block_params(seq, layer, block, rows.k, rows.v, rows.head_stride);
+        const struct block_params p = sequence_block_params(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
         const int r = m->ops->block_encode(m->stream, &p, e->attended);
         if (r < 0)
             return r;
@@ -74,7 +74,7 @@ static int restore_window(struct sequence *seq, int block)
     int r = 0;
     for (int layer = 0; r >= 0 && layer < n_layers; layer++) {
         const struct fast_rows rows = window_rows(seq, layer, block);
-        r = sequence_block_load(seq, layer, block, rows.k, rows.v, rows.head_stride);
+        r = sequence_block_load(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
     }
     return r;
 }

@@ -20,14 +20,23 @@ static int cover(uint8_t *count, int pos, int n, struct place at, const char *ti
 
 static int cover_kept(const struct sequence *seq, uint8_t *count, struct place at, struct error *err)
 {
-    const int32_t *kept = sequence_kept_row(seq, at.layer, at.kv_head);
+    const struct kept_rows kept = sequence_kept(seq, at.layer, at.kv_head);
     int r = 0;
-    for (int i = 0; r >= 0 && i < seq->plan.n_kept; i++) {
-        if (i && kept[i] <= kept[i - 1])
-            return error_set(err, -EINVAL, "layer %d KV head %d: kept positions %d, %d", at.layer, at.kv_head, kept[i - 1], kept[i]);
-        r = cover(count, kept[i], seq->n_tokens, at, "kept", err);
+    for (int i = 0; r >= 0 && i < kept.n; i++) {
+        if (i && kept.pos[i] <= kept.pos[i - 1])
+            return error_set(err, -EINVAL, "layer %d KV head %d: kept positions %d, %d", at.layer, at.kv_head, kept.pos[i - 1], kept.pos[i]);
+        r = cover(count, kept.pos[i], seq->n_tokens, at, "kept", err);
     }
     return r;
+}
+
+/* The layer's heads share exactly the rows that admission has reserved for it. */
+static int check_layer_rows(const struct sequence *seq, int layer, struct error *err)
+{
+    const int n_kv_heads = seq->engine->model->config.n_kv_heads, *first = sequence_head_first(seq, layer), n_rows = seq->layers[layer].n_rows;
+    if (first[0] != 0 || first[n_kv_heads] != n_rows)
+        return error_set(err, -EINVAL, "layer %d: its heads have %d kept rows of %d", layer, first[n_kv_heads] - first[0], n_rows);
+    return 0;
 }
 
 /* Pages are in position order, so one pass over the sub-pages below the recent window must meet them all. */
@@ -81,17 +90,20 @@ int coverage_check(const struct sequence *seq, struct error *err)
     if (!count)
         return error_set(err, -ENOMEM, "no memory for %d positions", seq->n_tokens);
     int r = 0;
-    for (int layer = 0; r >= 0 && layer < c->n_layers; layer++)
+    for (int layer = 0; r >= 0 && layer < c->n_layers; layer++) {
+        r = check_layer_rows(seq, layer, err);
         for (int h = 0; r >= 0 && h < c->n_kv_heads; h++)
             r = check_head(seq, count, (struct place){layer, h}, err);
+    }
     free(count);
     return r;
 }
 
 const int32_t *coverage_kept(const struct sequence *seq, int layer, int kv_head, int *ret_n)
 {
-    *ret_n = seq->plan.n_kept;
-    return sequence_kept_row(seq, layer, kv_head);
+    const struct kept_rows kept = sequence_kept(seq, layer, kv_head);
+    *ret_n = kept.n;
+    return kept.pos;
 }
 
 int coverage_recent_first(const struct sequence *seq)

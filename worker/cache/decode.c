@@ -26,8 +26,8 @@ static int project(struct engine *e, struct sequence **sequences, int layer, int
     for (int i = 0; i < n; i++) {
         const struct sequence *s = sequences[i];
         const struct fast_rows rows = fast_tier_rows(s, layer);
-        const int64_t offset = (int64_t)(s->plan.n_kept + s->n_tokens - s->recent_first) * m->config.head_dim;
-        e->dst[i] = (struct kv_dst){.k = rows.k + offset, .v = rows.v + offset, .head_stride = rows.head_stride};
+        const int64_t offset = (int64_t)(s->n_tokens - s->recent_first) * m->config.head_dim;
+        e->dst[i] = (struct kv_dst){.k = rows.recent_k + offset, .v = rows.recent_v + offset, .head_stride = rows.recent_stride};
     }
     return model_layer_qkv(m, layer, e->hidden, n, e->rope, e->dst, &e->ws);
 }
@@ -39,13 +39,13 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
     const int64_t q = ((int64_t)i_seq * c->n_heads + (int64_t)kv_head * group) * c->head_dim;
     const struct fast_rows rows = fast_tier_rows(s, layer);
     const struct page_list *list = sequence_list(s, layer, kv_head);
-    const bf16_t *k = rows.k + kv_head * rows.head_stride, *v = rows.v + kv_head * rows.head_stride;
-    const int64_t recent = (int64_t)s->plan.n_kept * c->head_dim;
+    const struct kept_rows kept = sequence_kept(s, layer, kv_head);
+    const int64_t first = (int64_t)kept.first * c->head_dim, recent = kv_head * rows.recent_stride;
 
     *item = (struct attn_decode_item){
         .q = e->ws.q + q,
         .out = e->ws.attn_out + q,
-        .rows = {{k, v, s->plan.n_kept}, {k + recent, v + recent, s->n_tokens + 1 - s->recent_first}},
+        .rows = {{rows.kept_k + first, rows.kept_v + first, kept.n}, {rows.recent_k + recent, rows.recent_v + recent, s->n_tokens + 1 - s->recent_first}},
         .pages = list->pages,
         .n_pages = list->n,
         .fetch_pages = e->fetch_pages,

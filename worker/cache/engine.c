@@ -61,6 +61,14 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
+/* The most kept rows that one KV head of a layer can get. */
+static int kept_rows_max(const struct engine *engine)
+{
+    const struct engine_config *config = &engine->config;
+    const int64_t most = config->selector->head_free_max(engine->model->config.n_kv_heads, config->budget);
+    return most < config->max_context ? (int)most : config->max_context;
+}
+
 /* The most that an op takes for the time of its call. */
 static size_t op_scratch_bytes(const struct engine *engine)
 {
@@ -72,7 +80,7 @@ static size_t op_scratch_bytes(const struct engine *engine)
         .head_dim = c->head_dim,
         .n_vocab = c->n_vocab,
         .n_items = config->max_batch * c->n_kv_heads,
-        .n_rows = {min_int(config->budget, config->max_context), config->answer_stays ? config->max_context : min_int(config->recent + BLOCK_TOKENS, config->max_context)},
+        .n_rows = {kept_rows_max(engine), config->answer_stays ? config->max_context : min_int(config->recent + BLOCK_TOKENS, config->max_context)},
         .n_pages = config->max_context / SUBPAGE_TOKENS,
         .fetch_pages = engine->fetch_pages,
         .n_keys = config->max_context,

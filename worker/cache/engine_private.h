@@ -14,7 +14,8 @@ struct sequence_plan {
     int n_sinks, n_free, n_tail;  /* kept rows: positions 0..n_sinks-1, the selector's, and tail_first..tail_first+n_tail-1 */
     int free_first, free_last;    /* the selector's candidates */
     int tail_first;
-    int n_kept;                   /* n_sinks + n_free + n_tail, the same in every layer and KV head */
+    int n_kept;                   /* n_sinks + n_free + n_tail: of a KV head, on average over layers and heads (the selector may share n_free unevenly) */
+    int n_free_max;               /* the largest sequence_plan_layer_free() */
     int n_window;                 /* queries that the selector observes */
     int n_prompt_blocks;          /* full blocks of the prompt */
     int n_blocks;                 /* blocks there can ever be */
@@ -31,6 +32,8 @@ static inline int recent_first(int n, int recent)
 }
 
 void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, struct sequence_plan *ret_plan);
+/* What the selector chooses in `layer`: this many a KV head on average, n_kv_heads times as many in the layer. All layers together have n_layers * n_free. */
+int sequence_plan_layer_free(const struct engine *engine, const struct sequence_plan *plan, int layer);
 /* Bridge for n_new tokens that have to be computed. */
 size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
 /* Staging of blocks first..last-1 when they are private. */
@@ -109,8 +112,8 @@ struct page_list {
     int n_at_prompt_end;   /* pages of blocks below plan.recent_first; every block after them has all its sub-pages */
 };
 
-/* Pages of the blocks below plan.recent_first that hold a token not in kept[plan.n_kept] (ascending). */
-void page_list_build(struct sequence *seq, int layer, int kv_head, const int32_t *kept);
+/* Pages of the blocks below plan.recent_first that hold a token which is not among the head's kept ones. */
+void page_list_build(struct sequence *seq, int layer, int kv_head);
 /* Adds block `block` to every list. */
 void page_lists_append(struct sequence *seq, int block);
 /* The block's bytes are at `to` as well; from now on they are read there. */
@@ -178,7 +181,13 @@ struct prefill {
     float *bridge;          /* layer-major [n_new, dim], chunk-major [chunk, dim] */
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
     void *scratch;          /* selector's */
-    int32_t *indices;       /* [n_kv_heads, n_kept] kept positions of one layer */
+    int32_t *indices;       /* [n_kv_heads * most kept rows of a layer] kept positions of one layer, head after head */
+};
+
+/* Where one layer's kept rows lie: fixed at admission. How its KV heads share them is the selector's choice. */
+struct layer_rows {
+    int64_t first; /* kept rows of the layers before it */
+    int n_rows;    /* kept rows of the layer, all KV heads */
 };
 
 struct sequence {
@@ -199,9 +208,11 @@ struct sequence {
     int n_moves;            /* on their way to the pool */
     int retry_wait, retry_left; /* steps from the last refusal to the next try, and how many are left; 0: none was refused */
 
-    bf16_t *fast;           /* [n_layers][k, v][n_kv_heads, n_kept + recent_rows, head_dim] */
+    struct layer_rows *layers; /* [n_layers] */
+    bf16_t *fast;           /* [n_layers][k, v]{kept [layer's n_rows, head_dim], recent [n_kv_heads, recent_rows, head_dim]} */
     int recent_first;       /* position of recent row 0 */
-    int32_t *kept;          /* host: [n_layers, n_kv_heads, n_kept] */
+    int32_t *kept;          /* host: kept positions, layer after layer, head after head, ascending within a head */
+    int32_t *head_first;    /* host: [n_layers, n_kv_heads + 1], first row of each head among the layer's kept rows, then n_rows */
     struct kv_page *pages;  /* host: storage of the lists */
     struct page_list *lists; /* [n_layers, n_kv_heads] */
 
@@ -219,19 +230,35 @@ static inline struct page_list *sequence_list(const struct sequence *seq, int la
 {
     return &seq->lists[layer * seq->engine->model->config.n_kv_heads + kv_head];
 }
-static inline int32_t *sequence_kept_row(const struct sequence *seq, int layer, int kv_head)
+static inline int32_t *sequence_layer_kept(const struct sequence *seq, int layer)
 {
-    return seq->kept + ((int64_t)layer * seq->engine->model->config.n_kv_heads + kv_head) * seq->plan.n_kept;
+    return seq->kept + seq->layers[layer].first;
+}
+static inline int32_t *sequence_head_first(const struct sequence *seq, int layer)
+{
+    return seq->head_first + (int64_t)layer * (seq->engine->model->config.n_kv_heads + 1);
+}
+
+/* Kept entries of one layer and KV head: positions, and their rows among the layer's kept rows. */
+struct kept_rows {
+    const int32_t *pos; /* [n] ascending */
+    int first, n;
+};
+static inline struct kept_rows sequence_kept(const struct sequence *seq, int layer, int kv_head)
+{
+    const int32_t *first = sequence_head_first(seq, layer) + kv_head;
+    return (struct kept_rows){.pos = sequence_layer_kept(seq, layer) + first[0], .first = first[0], .n = first[1] - first[0]};
 }
 
 /* ---- fast tier (fast_tier.c) ---- */
-/* One layer's rows: row r of head h at k + h * head_stride + r * head_dim; rows 0..n_kept-1 are kept, the recent window follows. */
+/* One layer's rows. Kept row r (counted over all heads, sequence_kept) at kept_k + r * head_dim; recent row r of head h at recent_k + h * recent_stride + r * head_dim. */
 struct fast_rows {
-    bf16_t *k, *v;
-    int64_t head_stride;
+    bf16_t *kept_k, *kept_v;
+    bf16_t *recent_k, *recent_v;
+    int64_t recent_stride;
 };
 struct fast_rows fast_tier_rows(const struct sequence *seq, int layer);
-/* Gathers the kept rows of head h (indices: device memory) and copies the recent ones from the layer's full KV. */
+/* Gathers the kept rows (indices: the layer's kept positions in device memory) and copies the recent ones from the layer's full KV. */
 int fast_tier_fill(struct sequence *seq, int layer, const int32_t *indices, const bf16_t *k, const bf16_t *v, int64_t head_stride);
 /* Moves the oldest block of the recent window, which is coded already, to the slow tier when the window is full. */
 int fast_tier_leave(struct sequence *seq);

@@ -1,13 +1,15 @@
-/* The fast tier: bf16 rows of fixed number per layer and KV head, the kept ones first, then the recent window in position order. The window holds at least the
- * `recent` newest tokens and at most recent + BLOCK_TOKENS; when it is full its oldest block becomes slow. */
+/* The fast tier: bf16 rows of fixed number per layer. The kept ones lie flattened, head after head, since heads may share a layer's rows unevenly; then every head's recent
+ * window in position order. The window holds at least the `recent` newest tokens and at most recent + BLOCK_TOKENS; when it is full its oldest block becomes slow. */
 #include "worker/cache/engine_private.h"
 
 struct fast_rows fast_tier_rows(const struct sequence *seq, int layer)
 {
     const struct model_config *c = &seq->engine->model->config;
-    const int64_t head_stride = (int64_t)(seq->plan.n_kept + seq->plan.recent_rows) * c->head_dim;
-    bf16_t *k = seq->fast + (int64_t)layer * 2 * c->n_kv_heads * head_stride;
-    return (struct fast_rows){.k = k, .v = k + c->n_kv_heads * head_stride, .head_stride = head_stride};
+    const struct layer_rows *l = &seq->layers[layer];
+    const int64_t recent_stride = (int64_t)seq->plan.recent_rows * c->head_dim;
+    const int64_t kept = (int64_t)l->n_rows * c->head_dim, recent = c->n_kv_heads * recent_stride;
+    bf16_t *k = seq->fast + 2 * (l->first * c->head_dim + layer * recent), *v = k + kept + recent;
+    return (struct fast_rows){.kept_k = k, .kept_v = v, .recent_k = k + kept, .recent_v = v + kept, .recent_stride = recent_stride};
 }
 
 static int copy_rows(const struct model *m, bf16_t *dst, const bf16_t *src, int64_t n_rows)
@@ -18,20 +20,21 @@ static int copy_rows(const struct model *m, bf16_t *dst, const bf16_t *src, int6
 int fast_tier_fill(struct sequence *seq, int layer, const int32_t *indices, const bf16_t *k, const bf16_t *v, int64_t head_stride)
 {
     const struct model *m = seq->engine->model;
-    const int d = m->config.head_dim, n_kept = seq->plan.n_kept, first = seq->plan.recent_first;
+    const int d = m->config.head_dim, first = seq->plan.recent_first;
     const int n_recent = seq->plan.n_prompt - first;
     const struct fast_rows rows = fast_tier_rows(seq, layer);
     int r = 0;
 
     for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++) {
         const bf16_t *head_k = k + h * head_stride, *head_v = v + h * head_stride;
-        bf16_t *dst_k = rows.k + h * rows.head_stride, *dst_v = rows.v + h * rows.head_stride;
-        if (n_kept)
-            r = m->ops->gather_rows(m->stream, head_k, head_v, indices + (int64_t)h * n_kept, n_kept, d, dst_k, dst_v);
+        const struct kept_rows kept = sequence_kept(seq, layer, h);
+        const int64_t to = (int64_t)kept.first * d;
+        if (kept.n)
+            r = m->ops->gather_rows(m->stream, head_k, head_v, indices + kept.first, kept.n, d, rows.kept_k + to, rows.kept_v + to);
         if (r >= 0 && n_recent)
-            r = copy_rows(m, dst_k + (int64_t)n_kept * d, head_k + (int64_t)first * d, n_recent);
+            r = copy_rows(m, rows.recent_k + h * rows.recent_stride, head_k + (int64_t)first * d, n_recent);
         if (r >= 0 && n_recent)
-            r = copy_rows(m, dst_v + (int64_t)n_kept * d, head_v + (int64_t)first * d, n_recent);
+            r = copy_rows(m, rows.recent_v + h * rows.recent_stride, head_v + (int64_t)first * d, n_recent);
     }
     return r;
 }
@@ -63,10 +66,9 @@ static int shift_window(struct sequence *seq)
     for (int layer = 0; r >= 0 && layer < m->config.n_layers; layer++) {
         const struct fast_rows rows = fast_tier_rows(seq, layer);
         for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++) {
-            const int64_t recent = h * rows.head_stride + (int64_t)seq->plan.n_kept * m->config.head_dim;
-            r = shift_head(m, rows.k + recent, n_rows);
+            r = shift_head(m, rows.recent_k + h * rows.recent_stride, n_rows);
             if (r >= 0)
-                r = shift_head(m, rows.v + recent, n_rows);
+                r = shift_head(m, rows.recent_v + h * rows.recent_stride, n_rows);
         }
     }
     return r;

@@ -16,21 +16,21 @@ static struct kv_page make_page(const struct sequence *seq, int layer, int kv_he
     };
 }
 
-void page_list_build(struct sequence *seq, int layer, int kv_head, const int32_t *kept)
+void page_list_build(struct sequence *seq, int layer, int kv_head)
 {
     struct page_list *list = sequence_list(seq, layer, kv_head);
-    const int n_kept = seq->plan.n_kept;
+    const struct kept_rows kept = sequence_kept(seq, layer, kv_head);
     int j = 0;
 
     list->n = 0;
     for (int pos = 0; pos < seq->plan.recent_first; pos += SUBPAGE_TOKENS) {
         uint16_t tokens = 0xffff;
-        for (; j < n_kept && kept[j] < pos + SUBPAGE_TOKENS; j++)
-            tokens &= (uint16_t)~(1u << (kept[j] - pos));
+        for (; j < kept.n && kept.pos[j] < pos + SUBPAGE_TOKENS; j++)
+            tokens &= (uint16_t)~(1u << (kept.pos[j] - pos));
         if (tokens)
             list->pages[list->n++] = make_page(seq, layer, kv_head, pos / BLOCK_TOKENS, pos % BLOCK_TOKENS / SUBPAGE_TOKENS, tokens);
     }
-    ASSERT(j == n_kept);
+    ASSERT(j == kept.n);
     list->n_at_prompt_end = list->n;
 }
 

@@ -1,16 +1,35 @@
 /* Selectors: which prompt positions a KV head keeps in the fast tier, chosen at the end of a layer's prefill (docs/cache.md). One file each, one const table
  * each; formula, constants and source stand in the head of the file, and so does each deviation from the original.
  *
- * The engine owns what is mandatory: the attention sinks and the newest prompt tokens count inside the budget and are kept whatever a selector says. A selector
- * ranks only the free candidates between them. A choice is a pure function of the layer's queries and keys, so a warm run chooses what a cold one does. */
+ * The engine owns what is mandatory: the attention sinks and the newest prompt tokens count inside the budget and are kept for every head whatever a selector says. A selector
+ * ranks only the free candidates between them. A choice is a pure function of the layer's queries and keys, so a warm run chooses what a cold one does.
+ *
+ * How many rows a layer gets is known at admission (layer_free); how the layer's KV heads share them may depend on the scores. */
 #pragma once
 #include "kernels/kernels.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
     SELECT_SINKS = 4,       /* first positions of the sequence, always kept */
     SELECT_MANDATORY = 32,  /* newest prompt tokens, always kept */
+};
+
+/* What a sequence has to share out among its layers. */
+struct selector_budget {
+    int n_layers;
+    int64_t n_keys;         /* prompt tokens */
+    int64_t n_candidates;
+    int64_t n_free;         /* to choose per layer and KV head, on average; 1 .. n_candidates */
+};
+
+/* One layer's task, as admission knows it. */
+struct selector_shape {
+    int n_kv_heads;
+    int64_t n_keys;
+    int64_t n_candidates;
+    int64_t n_free;         /* per KV head on average, 1 .. n_candidates */
 };
 
 struct selector_input {
@@ -24,20 +43,25 @@ struct selector_input {
     int64_t n_keys;        /* prompt tokens */
     int n_heads, n_kv_heads, head_dim;
     float scale;
-    int64_t first, last;   /* candidates are the positions first .. last-1 */
-    int64_t n_free;        /* how many to choose per KV head, 1 .. last-first */
+    int64_t first, last;   /* candidates are the positions first .. last-1; last <= n_keys - n_window */
+    int64_t n_free;        /* how many to choose per KV head on average, 1 .. last-first */
     void *scratch;         /* device memory of scratch_bytes() */
 };
 
+/* All slots are pure functions but select, which belongs to the owner thread of the device. */
 struct selector_ops {
     const char *name;
-    /* Queries observed at the end of the prompt. A prefix hit never covers them. 0: none. */
+    /* Queries observed at the end of the prompt, at most SELECT_MANDATORY. A prefix hit never covers them. 0: none. */
     int n_window;
-    /* Device bytes that `select` needs beside its input, for a prompt of n_keys. Pure; called at admission. */
-    size_t (*scratch_bytes)(int n_kv_heads, int64_t n_keys, int64_t n_free);
-    /* Fills ret_indices [n_kv_heads, n_free] (host memory) with positions, ascending in each row. Owner thread; waits for the stream. Errors are those of the
-     * ops; nothing is promised about ret_indices then. */
-    int (*select)(const struct selector_input *in, int32_t *ret_indices);
+    /* n_free of one layer: 0 .. n_candidates, and n_layers * n_free over all layers. */
+    int64_t (*layer_free)(const struct selector_budget *budget, int layer);
+    /* The most that one KV head of one layer can get when n_free is the average over layers and heads. */
+    int64_t (*head_free_max)(int n_kv_heads, int64_t n_free);
+    /* Device bytes that `select` needs beside its input; grows with n_free. Called at admission. */
+    size_t (*scratch_bytes)(const struct selector_shape *shape);
+    /* Fills ret_n [n_kv_heads] with how many candidates each head keeps, n_kv_heads * n_free in all, and ret_indices (both host memory) with their positions, head after head,
+     * ascending in each. Waits for the stream. Errors are those of the ops; nothing is promised about the outputs then. */
+    int (*select)(const struct selector_input *in, int32_t *ret_n, int32_t *ret_indices);
 };
 
 extern const struct selector_ops selector_snapkv;
@@ -45,5 +69,5 @@ extern const struct selector_ops selector_streaming;
 
 /* By name; NULL when there is none. */
 const struct selector_ops *selector_find(const char *name);
-/* "snapkv, streaming", for messages. */
+/* All names, for messages: "snapkv, streaming". */
 const char *selector_names(void);

@@ -35,6 +35,20 @@ static void *host_array(size_t n, size_t size)
     return calloc(n ? n : 1, size);
 }
 
+/* Each layer's kept rows, one layer after the other. */
+static void place_layers(struct sequence *seq)
+{
+    const struct sequence_plan *p = &seq->plan;
+    const struct model_config *c = &seq->engine->model->config;
+    int64_t first = 0;
+    for (int layer = 0; layer < c->n_layers; layer++) {
+        const int n_free = p->n_free ? sequence_plan_layer_free(seq->engine, p, layer) : 0;
+        seq->layers[layer] = (struct layer_rows){.first = first, .n_rows = c->n_kv_heads * (p->n_sinks + n_free + p->n_tail)};
+        first += seq->layers[layer].n_rows;
+    }
+    ASSERT(first == (int64_t)c->n_layers * c->n_kv_heads * p->n_kept);
+}
+
 static int alloc_host(struct sequence *seq, bool prompt_logprobs)
 {
     const struct sequence_plan *p = &seq->plan;
@@ -45,14 +59,17 @@ static int alloc_host(struct sequence *seq, bool prompt_logprobs)
     seq->keys = host_array((size_t)p->n_blocks, sizeof(*seq->keys));
     seq->leases = host_array((size_t)p->n_blocks, sizeof(*seq->leases));
     seq->blocks = host_array((size_t)p->n_blocks, sizeof(*seq->blocks));
+    seq->layers = host_array((size_t)c->n_layers, sizeof(*seq->layers));
     seq->kept = host_array(n_lists * (size_t)p->n_kept, sizeof(*seq->kept));
+    seq->head_first = host_array((size_t)c->n_layers * ((size_t)c->n_kv_heads + 1), sizeof(*seq->head_first));
     seq->pages = host_array(n_lists * (size_t)p->n_pages, sizeof(*seq->pages));
     seq->lists = host_array(n_lists, sizeof(*seq->lists));
     if (prompt_logprobs)
         seq->prompt_logprobs = host_array((size_t)p->n_prompt - 1, sizeof(float));
-    if (!seq->tokens || !seq->keys || !seq->leases || !seq->blocks || !seq->kept || !seq->pages || !seq->lists ||
+    if (!seq->tokens || !seq->keys || !seq->leases || !seq->blocks || !seq->layers || !seq->kept || !seq->head_first || !seq->pages || !seq->lists ||
         (prompt_logprobs && !seq->prompt_logprobs))
         return -ENOMEM;
+    place_layers(seq);
     for (size_t i = 0; i < n_lists; i++)
         seq->lists[i].pages = seq->pages + i * (size_t)p->n_pages;
     return 0;
@@ -156,7 +173,9 @@ void sequence_free(struct sequence *seq)
     free(seq->prompt_logprobs);
     free(seq->lists);
     free(seq->pages);
+    free(seq->head_first);
     free(seq->kept);
+    free(seq->layers);
     free(seq->blocks);
     free(seq->leases);
     free(seq->keys);

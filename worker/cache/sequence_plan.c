@@ -34,16 +34,38 @@ static void plan_kept(struct sequence_plan *p, int budget)
     p->n_kept = p->n_sinks + p->n_free + p->n_tail;
 }
 
+int sequence_plan_layer_free(const struct engine *engine, const struct sequence_plan *plan, int layer)
+{
+    const struct selector_budget budget = {
+        .n_layers = engine->model->config.n_layers,
+        .n_keys = plan->n_prompt,
+        .n_candidates = plan->free_last - plan->free_first,
+        .n_free = plan->n_free,
+    };
+    return (int)engine->config.selector->layer_free(&budget, layer);
+}
+
+static int most_free(const struct engine *engine, const struct sequence_plan *plan)
+{
+    int most = 0;
+    for (int layer = 0; layer < engine->model->config.n_layers; layer++)
+        most = max_int(most, sequence_plan_layer_free(engine, plan, layer));
+    return most;
+}
+
+/* A layer's rows are its own, but all layers together have as many as with an even budget, so fast_bytes need not tell them apart. */
 static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
 {
     const struct model_config *c = &engine->model->config;
     const size_t row = 2 * (size_t)c->n_kv_heads * (size_t)c->head_dim * sizeof(bf16_t); /* K and V of one token in one layer */
+    const struct selector_shape shape = {
+        .n_kv_heads = c->n_kv_heads, .n_keys = p->n_prompt, .n_candidates = p->free_last - p->free_first, .n_free = p->n_free_max};
 
     p->fast_bytes = round64((size_t)c->n_layers * (size_t)(p->n_kept + p->recent_rows) * row);
     p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
-    p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(c->n_kv_heads, p->n_prompt, p->n_free)) : 0;
-    p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)p->n_kept * sizeof(int32_t));
+    p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(&shape)) : 0;
+    p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)(p->n_kept - p->n_free + p->n_free_max) * sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
     for (int first = 0; first < 2; first++)
         p->block_bytes[first] = round64(engine->layout.block_bytes[first]);
@@ -58,6 +80,7 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     p.recent_first = engine_recent_first(engine, n_prompt, n_prompt);
     p.recent_rows = config->answer_stays ? p.n_total - p.recent_first : min_int(config->recent + BLOCK_TOKENS, p.n_total);
     plan_kept(&p, config->budget);
+    p.n_free_max = p.n_free ? most_free(engine, &p) : 0;
     p.n_window = p.n_free ? min_int(config->selector->n_window, n_prompt) : 0;
     p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
     p.n_blocks = config->answer_stays ? p.n_prompt_blocks : p.n_total / BLOCK_TOKENS;

@@ -1,0 +1,23 @@
+/* What selectors have in common: even budgets, and keeping the best of a row of scores. */
+#pragma once
+#include "worker/cache/selector.h"
+
+/* layer_free and head_free_max of selectors that treat all layers and heads alike. */
+int64_t selector_even_layer_free(const struct selector_budget *budget, int layer);
+int64_t selector_even_head_free_max(int n_kv_heads, int64_t n_free);
+
+/* Device memory for `n_rows` rows of scores and what is chosen from them. */
+size_t selector_rank_bytes(int64_t n_rows, int64_t n_candidates, int64_t n_free);
+/* in->scratch as selector_rank_bytes counts it: scores [n_rows, last - first]. */
+float *selector_rank_scores(const struct selector_input *in);
+/* Keeps the n_free candidates of largest score (ties: lower position) of each KV head. n_rows is n_kv_heads, or 1 when one row of scores is for all heads. */
+int selector_rank(const struct selector_input *in, int n_rows, int32_t *ret_n, int32_t *ret_indices);
+
+/* Scores of the observation window, SnapKV's unless the selector says otherwise; each of them fills `scores` [n_kv_heads, last - first], or [1, last - first] for all heads. */
+struct selector_window {
+    int pool;             /* max pooling along the positions before the window */
+    bool pool_after_group;
+    bool all_heads;       /* one row: mean over all heads */
+    int chunk;            /* mean over aligned chunks of positions; 1: none */
+};
+int selector_window_scores(const struct selector_input *in, const struct selector_window *window, float *scores);
