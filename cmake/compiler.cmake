@@ -11,7 +11,7 @@ if(CCACHE_PROGRAM)
 endif()
 
 add_compile_definitions(_GNU_SOURCE)
-add_compile_options(-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+add_compile_options(-Wall -Wextra -Wshadow $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes> $<$<COMPILE_LANGUAGE:C>:-Wmissing-prototypes> -Wvla -Werror
                     -fno-common -fno-strict-aliasing -fstack-protector-strong)
 # Results must not depend on the instruction set (docs/design.md, determinism): a multiply and an add
 # are fused only where the source says fma.
@@ -19,6 +19,8 @@ add_compile_options(-ffp-contract=off -fno-fast-math)
 
 set(CMAKE_C_FLAGS_RELEASE "-O3 -g")
 set(CMAKE_C_FLAGS_DEBUG "-O0 -g")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g")
+set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
 if(TIDEPOOL_SANITIZE OR TIDEPOOL_FUZZ)
   add_compile_definitions(TIDEPOOL_SANITIZED)
   if(CMAKE_C_COMPILER_ID MATCHES "Clang")

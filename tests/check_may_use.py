@@ -16,7 +16,7 @@ import os
 import re
 import sys
 
-SOURCE_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".py", ".sh")
+SOURCE_SUFFIXES = (".c", ".h", ".cpp", ".cu", ".cuh", ".py", ".sh")
 SKIPPED_FOLDERS = re.compile(r"^(build.*|models|shared|node_modules|__pycache__|\..*)$")
 # Names that tools give a meaning of their own in every folder.
 SHARED_NAMES = {"README.md", "CMakeLists.txt", "__init__.py", "conftest.py"}

@@ -1,0 +1,21 @@
+/* Controls of the emulated device, for tests. C and C++. Call simt_configure before the first call of the runtime; the environment (SIMT_SEED, SIMT_THREADS=1) sets the same. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* seed 0: threads of a block in ascending order, streams in order of creation. Other seeds: random orders, asynchronous copies land early or late.
+ * threads: one OS thread for each stream. Otherwise lazy: operations run when the host waits for them, in an order that the seed draws among what the events allow, and
+ * device memory cannot be touched by the host at all. */
+void simt_configure(uint64_t seed, bool threads);
+/* The n-th cudaMalloc from now on fails; 0: none. */
+void simt_fail_malloc(int n);
+/* Threads of kernels run so far in this process. */
+uint64_t simt_threads_run(void);
+
+#ifdef __cplusplus
+}
+#endif

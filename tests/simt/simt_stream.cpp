@@ -1,0 +1,313 @@
+/* Streams are queues of operations, in order; an event is done when the operations recorded before it are.
+ *
+ * Threads: each stream has a thread that runs its operations as soon as they may, with random pauses between. Lazy: nothing runs until the host waits; then one stream, chosen by the seed
+ * anew at each wait, runs as far as it can before the next gets its turn. So without an event between them what was submitted first often runs last. */
+#include "tests/simt/simt_private.h"
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+
+struct simt_mark { /* one recording of an event */
+    bool done = false;
+};
+
+struct simt_event {
+    std::shared_ptr<simt_mark> mark;
+};
+
+struct simt_operation {
+    const char *name;
+    std::function<void()> run;
+    std::shared_ptr<simt_mark> wait, record;
+};
+
+struct simt_stream {
+    std::deque<simt_operation> queue;
+    uint64_t n_submitted = 0, n_done = 0, priority = 0;
+    bool quit = false;
+    std::thread thread;
+};
+
+namespace simt {
+
+struct Streams {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::vector<simt_stream *> all;
+    std::map<const void *, int> shared_limits;
+    Random random = {0};
+    uint64_t n_kernels = 0;
+};
+
+static Streams &streams()
+{
+    static Streams &s = *new Streams();
+    return s;
+}
+
+static thread_local cudaError_t last_error;
+
+cudaError_t set_error(cudaError_t error)
+{
+    if (error != cudaSuccess)
+        last_error = error;
+    return error;
+}
+
+static bool runnable(const simt_stream *s)
+{
+    return !s->queue.empty() && (!s->queue.front().wait || s->queue.front().wait->done);
+}
+
+/* The lock is held; the operation runs without it. */
+static void run_first(simt_stream *s, std::unique_lock<std::mutex> &lock)
+{
+    simt_operation operation = std::move(s->queue.front());
+    s->queue.pop_front();
+    lock.unlock();
+    if (operation.run)
+        operation.run();
+    lock.lock();
+    if (operation.record)
+        operation.record->done = true;
+    s->n_done++;
+    streams().changed.notify_all();
+}
+
+static void stream_main(simt_stream *s, uint64_t seed)
+{
+    Random random = {seed};
+    std::unique_lock<std::mutex> lock(streams().lock);
+    for (;;) {
+        streams().changed.wait(lock, [&] { return s->quit || runnable(s); });
+        if (s->quit && s->queue.empty())
+            break;
+        if (!runnable(s))
+            continue;
+        if (options().seed && random.next() % 2) {
+            lock.unlock();
+            usleep((useconds_t)(random.next() % 200)); /* lets other streams go first; nothing waits for this */
+            lock.lock();
+        }
+        run_first(s, lock);
+    }
+    lock.unlock();
+    executor_free();
+}
+
+template <class Done> static void wait_until(Done done, std::unique_lock<std::mutex> &lock)
+{
+    Streams &all = streams();
+    if (options().threads) {
+        all.changed.wait(lock, done);
+        return;
+    }
+    if (done())
+        return;
+    memory_unlock();
+    for (simt_stream *s : all.all)
+        s->priority = options().seed ? all.random.next() ^ options().seed : 0;
+    while (!done()) {
+        simt_stream *best = nullptr;
+        for (simt_stream *s : all.all)
+            if (runnable(s) && (!best || s->priority > best->priority))
+                best = s;
+        if (!best)
+            report("deadlock", "the host waits and no stream can run");
+        run_first(best, lock);
+    }
+    memory_lock();
+}
+
+static cudaError_t submit(cudaStream_t stream, simt_operation operation)
+{
+    std::lock_guard<std::mutex> guard(streams().lock);
+    if (!stream)
+        report("the default stream is used", operation.name);
+    stream->queue.push_back(std::move(operation));
+    stream->n_submitted++;
+    streams().changed.notify_all();
+    return cudaSuccess;
+}
+
+cudaError_t enqueue(cudaStream_t stream, const char *name, std::function<void()> run)
+{
+    return submit(stream, {name, std::move(run), nullptr, nullptr});
+}
+
+static cudaError_t wait_stream(cudaStream_t stream)
+{
+    std::unique_lock<std::mutex> lock(streams().lock);
+    const uint64_t target = stream->n_submitted;
+    wait_until([&] { return stream->n_done >= target; }, lock);
+    return cudaSuccess;
+}
+
+int dynamic_shared_limit(const void *function)
+{
+    std::lock_guard<std::mutex> guard(streams().lock);
+    auto it = streams().shared_limits.find(function);
+    return it == streams().shared_limits.end() ? (int)SHARED_STATIC_LIMIT : it->second;
+}
+
+cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack, void (*call)(void *))
+{
+    const dim3 g = shape.grid, b = shape.block;
+    const uint64_t n_threads = (uint64_t)b.x * b.y * b.z;
+    if (n_threads == 0 || n_threads > MAX_THREADS || b.z > 64 || g.x == 0 || g.y == 0 || g.z == 0 || g.x > INT32_MAX || g.y > 65535 || g.z > 65535)
+        return set_error(cudaErrorInvalidConfiguration);
+    if (shape.shared_bytes > (size_t)dynamic_shared_limit(shape.function))
+        return set_error(cudaErrorInvalidValue);
+    uint64_t serial;
+    {
+        std::lock_guard<std::mutex> guard(streams().lock);
+        serial = ++streams().n_kernels;
+    }
+    return enqueue(shape.stream, shape.name, [=] { run_kernel(Kernel{shape, pack, call, serial}); });
+}
+
+/* A copy or memset must stay inside its allocation. */
+static void check_range(const char *what, const void *address, size_t bytes)
+{
+    size_t left = 0;
+    const MemoryKind kind = memory_find(address, &left);
+    if (kind == MEMORY_UNKNOWN && memory_is_device_address(address))
+        report(what, "device memory that is freed or was never allocated");
+    if (kind != MEMORY_UNKNOWN && bytes > left)
+        report(what, std::to_string(bytes) + " bytes where the allocation has " + std::to_string(left) + " left");
+}
+
+} /* namespace simt */
+
+using namespace simt;
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned)
+{
+    Streams &all = streams();
+    simt_stream *s = new simt_stream();
+    std::lock_guard<std::mutex> guard(all.lock);
+    all.all.push_back(s);
+    if (options().threads)
+        s->thread = std::thread(stream_main, s, options().seed * 31 + all.all.size());
+    *ret_stream = s;
+    return cudaSuccess;
+}
+
+/* What was submitted still runs, as on the device. */
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    Streams &all = streams();
+    wait_stream(stream);
+    {
+        std::lock_guard<std::mutex> guard(all.lock);
+        stream->quit = true;
+        all.all.erase(std::find(all.all.begin(), all.all.end(), stream));
+        all.changed.notify_all();
+    }
+    if (stream->thread.joinable())
+        stream->thread.join();
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return wait_stream(stream);
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    Streams &all = streams();
+    std::unique_lock<std::mutex> lock(all.lock);
+    wait_until([&] {
+        for (const simt_stream *s : all.all)
+            if (s->n_done < s->n_submitted)
+                return false;
+        return true;
+    }, lock);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned)
+{
+    *ret_event = new simt_event();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    event->mark = std::make_shared<simt_mark>();
+    return submit(stream, {"event record", nullptr, nullptr, event->mark});
+}
+
+/* An event that was never recorded counts as done. */
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    return submit(stream, {"event wait", nullptr, event->mark, nullptr});
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    std::lock_guard<std::mutex> guard(streams().lock);
+    return !event->mark || event->mark->done ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    std::unique_lock<std::mutex> lock(streams().lock);
+    wait_until([&] { return !event->mark || event->mark->done; }, lock);
+    return cudaSuccess;
+}
+
+/* Pageable memory is staged by the driver: a source has been read when the call returns, and a destination has been written. Pinned memory is read and written when the stream comes to it. */
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind, cudaStream_t stream)
+{
+    size_t left;
+    if (bytes == 0)
+        return cudaSuccess;
+    check_range("a copy writes beyond its destination", dst, bytes);
+    check_range("a copy reads beyond its source", src, bytes);
+    const bool src_pageable = memory_find(src, &left) == MEMORY_UNKNOWN, dst_pageable = memory_find(dst, &left) == MEMORY_UNKNOWN;
+    if (src_pageable) {
+        auto staged = std::make_shared<std::vector<char>>((const char *)src, (const char *)src + bytes);
+        enqueue(stream, "copy", [=] { memcpy(dst, staged->data(), bytes); });
+    } else {
+        enqueue(stream, "copy", [=] { memcpy(dst, src, bytes); });
+    }
+    return dst_pageable ? wait_stream(stream) : cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
+{
+    if (bytes == 0)
+        return cudaSuccess;
+    check_range("a memset writes beyond its destination", dst, bytes);
+    return enqueue(stream, "memset", [=] { memset(dst, value, bytes); });
+}
+
+cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute, int value)
+{
+    std::lock_guard<std::mutex> guard(streams().lock);
+    if (value < 0 || value > SHARED_LIMIT)
+        return set_error(cudaErrorInvalidValue);
+    streams().shared_limits[function] = std::max(value, (int)SHARED_STATIC_LIMIT);
+    return cudaSuccess;
+}
