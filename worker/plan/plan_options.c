@@ -29,7 +29,7 @@ static const struct option_spec specs[] = {
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N", .help = "prompt tokens computed at a time"},
     {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills, .help = "values that prefill attends"},
     {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats, .help = "what the pool holds"},
-    {.name = "pool", .kind = OPTION_BOOL, FIELD(pool), .fallback = "on", .help = "off: without a kvstore, every block stays on the worker's device"},
+    {.name = "pool", .kind = OPTION_BOOL, FIELD(pool), .fallback = "on", .help = "--pool=off: without a kvstore, so that every block stays on the worker's device"},
     {.name = "max-running", .kind = OPTION_INT, FIELD(max_running), .fallback = "8", .min = 1, .max = 256, .metavar = "N", .help = "sequences a worker decodes as one batch"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N", .help = "compute threads of a worker; 0: one a processor of this machine"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set of the CPU kernels"},
