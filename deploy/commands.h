@@ -4,4 +4,5 @@
 int serve_command(int argc, char **argv);
 int plan_command(int argc, char **argv); /* does not return when it can run tidepool-plan */
 int chat_command(int argc, char **argv);
+int bench_command(int argc, char **argv);
 int tokenize_command(int argc, char **argv);

@@ -12,6 +12,7 @@ static const struct {
     {"serve", serve_command, "serve a model over an OpenAI-compatible API"},
     {"plan", plan_command, "predict the memory that a model and a context need"},
     {"chat", chat_command, "talk to a running server from the terminal"},
+    {"bench", bench_command, "measure: `bench fidelity` compares methods of compression with full attention"},
     {"tokenize", tokenize_command, "turn text into a model's token ids, or ids into text"},
 };
 

@@ -1,0 +1,50 @@
+/* Rows of the real engine. */
+#include "bench/fidelity/engine_method.h"
+#include "proto/base/base_assert.h"
+
+#define SPLITS(...)                                        \
+    .splits = (const struct fidelity_split[]){__VA_ARGS__}, \
+    .n_splits = (int)ARRAY_LEN(((const struct fidelity_split[]){__VA_ARGS__}))
+
+#define ENGINE(...) .run = engine_method_run, .arg = &(const struct engine_method){.fetch_unit = SUBPAGE_TOKENS, __VA_ARGS__}
+
+/* Dropping never reads the slow tier, so the exact format gives it its best. */
+#define DROP(selector_name, ...) \
+    {.name = selector_name, .text = "kept by " selector_name ", the rest is gone", .group = GROUP_DROP, ENGINE(.selector = selector_name, .format = KV_FORMAT_BF16), \
+     .sweep = true, .tasks = ON_ALL, __VA_ARGS__}
+#define DEMOTE(selector_name, ...) \
+    {.name = selector_name, .text = "kept by " selector_name ", the rest fetched by the 2-bit index, 16 tokens at a time, K8V4", .group = GROUP_DEMOTE, \
+     ENGINE(.selector = selector_name), .sweep = true, .fetch_per_budget = 1, .tasks = ON_ALL, __VA_ARGS__}
+#define SCORER(row_name, ...) \
+    {.name = row_name, .group = GROUP_SCORER, SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, ENGINE(.selector = "snapkv", __VA_ARGS__)}
+
+static const struct fidelity_method methods[] = {
+    {.name = "full", .text = "full attention, bf16: what all rows are compared with", .group = GROUP_REFERENCE, ENGINE(.selector = "streaming", .format = KV_FORMAT_BF16),
+     SPLITS({0, FIDELITY_ALL}), .tasks = ON_ALL, .cost = 6},
+    {.name = "k8v8", .text = "full attention, keys and values in 8 bits, prefill consistent with them", .group = GROUP_REFERENCE,
+     ENGINE(.selector = "streaming", .format = KV_FORMAT_K8V8), SPLITS({0, FIDELITY_ALL}), .tasks = ON_KL, .cost = 6, .importance = 1},
+    {.name = "k8v4", .text = "full attention, keys in 8 bits, values in 4, prefill consistent with them", .group = GROUP_REFERENCE, ENGINE(.selector = "streaming"),
+     SPLITS({0, FIDELITY_ALL}), .tasks = ON_ALL, .cost = 6},
+    {.name = "k8v4-exact-prefill", .text = "the same, but prefill attends the exact values", .group = GROUP_REFERENCE,
+     ENGINE(.selector = "streaming", .values = PREFILL_EXACT), SPLITS({0, FIDELITY_ALL}), .tasks = ON_KL, .cost = 6, .importance = 1},
+
+    {.name = "snapkv", .text = "snapkv, K8V4, 2-bit index, 16 tokens at a time", .group = GROUP_DEFAULT, ENGINE(.selector = "snapkv"),
+     SPLITS({256, 256}, {256, 512}, {256, 1024}), .tasks = ON_ALL},
+    {.name = "snapkv-small", .text = "snapkv with other budgets", .group = GROUP_DEFAULT, ENGINE(.selector = "snapkv"),
+     SPLITS({128, 512}, {512, 512}), .tasks = ON_KL, .importance = 1},
+    {.name = "served", .text = "as `tidepool serve` runs: at least 128 recent tokens beside the budget, the answer's blocks become slow", .group = GROUP_DEFAULT,
+     ENGINE(.selector = "snapkv", .recent = 128, .answer_leaves = true), SPLITS({256, 512}), .tasks = ON_ALL},
+
+    DROP("snapkv"),
+    DROP("streaming", .importance = 1),
+
+    DEMOTE("snapkv"),
+    DEMOTE("streaming", .importance = 1),
+
+    {.name = "equal-512", .text = "snapkv, 512 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
+     SPLITS({0, 512}, {36, 480}, {128, 384}, {256, 256}, {384, 128}), .tasks = ON_KL | ON_RECALL, .importance = 1},
+    {.name = "equal-768", .text = "snapkv, 768 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
+     SPLITS({0, 768}, {36, 736}, {128, 640}, {256, 512}, {384, 384}, {512, 256}), .tasks = ON_KL, .importance = 1},
+};
+
+const struct fidelity_methods engine_methods = {.methods = methods, .n = (int)ARRAY_LEN(methods)};

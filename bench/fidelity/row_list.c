@@ -1,0 +1,163 @@
+#include "bench/fidelity/row_list.h"
+#include <errno.h>
+#include <math.h>
+#include <regex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *fidelity_group_name(enum fidelity_group group)
+{
+    static const char *const names[GROUP_COUNT] = {
+        [GROUP_REFERENCE] = "reference", [GROUP_DEFAULT] = "default", [GROUP_DROP] = "drop",         [GROUP_DEMOTE] = "demote", [GROUP_SCORER] = "scorer",
+        [GROUP_SPLIT] = "split",         [GROUP_BASELINE] = "baseline", [GROUP_CONTROL] = "control", [GROUP_DRIFT] = "drift",
+    };
+    return names[group];
+}
+
+void row_result_init(struct row_result *r)
+{
+    *r = (struct row_result){.kl = NAN, .kl_p99 = NAN, .jsd = NAN, .top1 = NAN, .perplexity = NAN, .recall_all = NAN, .attended = NAN,
+                             .bytes_attended = NAN, .bytes_fetched = NAN};
+    for (int i = 0; i < CASE_LABELS_MAX; i++)
+        r->recall[i] = r->needle[i] = NAN;
+}
+
+static void number(char *text, size_t size, int n)
+{
+    if (n == FIDELITY_ALL)
+        snprintf(text, size, "all");
+    else
+        snprintf(text, size, "%d", n);
+}
+
+struct maker {
+    struct row_list *list;
+    const struct row_filter *filter;
+    regex_t regex;
+    int cap;
+};
+
+static bool wanted(const struct maker *m, const struct fidelity_row *row)
+{
+    if (row->method->group == GROUP_REFERENCE && m->list->n == 0)
+        return true;
+    if (m->filter->pattern)
+        return regexec(&m->regex, row->name, 0, NULL, 0) == 0;
+    return row->method->importance <= m->filter->importance_max;
+}
+
+static int add_row(struct maker *m, const struct fidelity_method *method, int budget, int fetch)
+{
+    struct fidelity_row row = {.method = method, .budget = budget, .fetch = fetch, .tasks = method->tasks & m->filter->tasks};
+    char b[16], f[16];
+    number(b, sizeof(b), budget);
+    number(f, sizeof(f), fetch);
+    snprintf(row.name, sizeof(row.name), "%s/%s@%s+%s", fidelity_group_name(method->group), method->name, b, f);
+    if (method->sweep && budget != m->filter->task_budget)
+        row.tasks &= ON_KL;
+    if (!wanted(m, &row) || (row.tasks == 0 && m->list->n > 0))
+        return 0;
+    if (m->list->n == m->cap) {
+        const int cap = m->cap ? 2 * m->cap : 64;
+        struct fidelity_row *rows = realloc(m->list->rows, (size_t)cap * sizeof(*rows));
+        if (!rows)
+            return -ENOMEM;
+        m->list->rows = rows;
+        m->cap = cap;
+    }
+    row_result_init(&row.result);
+    m->list->rows[m->list->n++] = row;
+    return 0;
+}
+
+static int add_method(struct maker *m, const struct fidelity_method *method)
+{
+    int r = 0;
+    for (int i = 0; method->sweep && r >= 0 && i < m->filter->n_budgets; i++)
+        r = add_row(m, method, m->filter->budgets[i], m->filter->budgets[i] * method->fetch_per_budget);
+    for (int i = 0; !method->sweep && r >= 0 && i < method->n_splits; i++)
+        r = add_row(m, method, method->splits[i].budget, method->splits[i].fetch);
+    return r;
+}
+
+int row_list_make(struct row_list *list, const struct row_filter *filter, struct error *err)
+{
+    struct maker m = {.list = list, .filter = filter};
+    *list = (struct row_list){.n = 0};
+    if (filter->pattern && regcomp(&m.regex, filter->pattern, REG_EXTENDED | REG_NOSUB) != 0)
+        return error_set(err, -EINVAL, "--rows %s: not a regular expression", filter->pattern);
+    int r = 0;
+    for (int i = 0; r >= 0 && fidelity_method_lists[i]; i++)
+        for (int k = 0; r >= 0 && k < fidelity_method_lists[i]->n; k++)
+            r = add_method(&m, &fidelity_method_lists[i]->methods[k]);
+    if (filter->pattern)
+        regfree(&m.regex);
+    if (r < 0) {
+        row_list_free(list);
+        return error_set(err, r, "no memory for the rows");
+    }
+    if (filter->pattern && list->n == 1 && strcmp(filter->pattern, list->rows[0].name) != 0 && !strstr(list->rows[0].name, filter->pattern)) {
+        row_list_free(list);
+        return error_set(err, -EINVAL, "--rows %s names no row; --list shows them", filter->pattern);
+    }
+    return 0;
+}
+
+void row_list_free(struct row_list *list)
+{
+    free(list->rows);
+    *list = (struct row_list){.n = 0};
+}
+
+struct fidelity_row *row_list_find(struct row_list *list, const char *name, size_t len)
+{
+    for (int i = 0; i < list->n; i++)
+        if (strlen(list->rows[i].name) == len && memcmp(list->rows[i].name, name, len) == 0)
+            return &list->rows[i];
+    return NULL;
+}
+
+static void add_counts(struct row_result *r, const struct fidelity_counts *c, int n_layers, int n_kv_heads)
+{
+    if (c->steps == 0)
+        return;
+    r->attended = c->attended / (double)c->steps / n_layers / n_kv_heads;
+    r->bytes_attended = c->bytes_attended / (double)c->steps;
+    r->bytes_fetched = c->bytes_fetched / (double)c->steps;
+}
+
+static double share(int64_t part, int64_t whole)
+{
+    return whole ? (double)part / (double)whole : NAN;
+}
+
+void row_result_add(struct row_result *r, const struct case_set *set, struct task_scores *s, int n_layers, int n_kv_heads)
+{
+    for (int i = 0; i < s->n_values && r->n_values < FIDELITY_VALUES_MAX; i++) {
+        struct row_value *v = &r->values[r->n_values++];
+        snprintf(v->name, sizeof(v->name), "%s", s->values[i].name);
+        v->value = s->values[i].sum / (double)s->values[i].n;
+    }
+    if (set->task == TASK_KL) {
+        const double n = (double)s->n;
+        r->kl = s->kl / n;
+        r->kl_p99 = task_scores_kl_quantile(s, 0.99);
+        r->jsd = s->jsd / n;
+        r->top1 = (double)s->n_same_top / n;
+        r->perplexity = exp(s->nll / n);
+        add_counts(r, &s->counts, n_layers, n_kv_heads);
+        return;
+    }
+    /* Counts are those of the news where a row has it: its contexts are all of one length. */
+    if (r->attended != r->attended)
+        add_counts(r, &s->counts, n_layers, n_kv_heads);
+    int64_t right = 0, asked = 0;
+    for (int i = 0; i < set->n_labels; i++) {
+        *(set->task == TASK_RECALL ? &r->recall[i] : &r->needle[i]) = share(s->right[i], s->asked[i]);
+        right += s->right[i];
+        asked += s->asked[i];
+    }
+    if (set->task == TASK_RECALL)
+        r->recall_all = share(right, asked);
+}
