@@ -1,7 +1,10 @@
-/* tidepool-enginebench: one model, one engine, no router and no pool: prefill and decode tokens/s at given lengths, arena peaks by tag, and where the time
- * goes by op. Blocks stay in private extents, so every byte of the slow tier is attended as a pool's would be. */
+/* tidepool-enginebench: one model, one engine, no router: prefill and decode tokens/s at given lengths, arena peaks by tag, and where the time goes by op. Without
+ * --store blocks stay in private extents, and every byte of the slow tier is attended as a pool's would be; with it the sequences of a batch share the prompt's blocks,
+ * and the last one's time to the first token is that of a prompt whose prefix is in the pool. */
 #include "proto/base/base_assert.h"
+#include "kvstore/client/kv_client.h"
 #include "proto/base/clock.h"
+#include "proto/base/loop.h"
 #include "proto/base/options.h"
 #include "tests/bench/timed_ops.h"
 #include "worker/cache/engine.h"
@@ -12,7 +15,7 @@
 #include <string.h>
 
 struct options {
-    const char *model, *ids, *lengths, *selector;
+    const char *model, *store, *ids, *lengths, *selector;
     int64_t decode, batch, threads, budget, recent, fetch, chunk;
     int isa, format, values, order;
     bool json, ops;
@@ -26,6 +29,7 @@ static const char *const orders[] = {"layer-major", "chunk-major", NULL};
 #define FIELD(f) offsetof(struct options, f)
 static const struct option_spec specs[] = {
     {.name = "model", .kind = OPTION_STR, .offset = FIELD(model), .fallback = "models/SmolLM2-135M-Instruct.Q4_1.gguf", .metavar = "PATH", .help = "GGUF file or Hugging Face folder"},
+    {.name = "store", .kind = OPTION_STR, .offset = FIELD(store), .optional = true, .metavar = "PATH", .help = "unix socket of a kvstore: sequences share their prefix"},
     {.name = "ids", .kind = OPTION_STR, .offset = FIELD(ids), .optional = true, .metavar = "FILE", .help = "token ids of the prompt, separated by spaces; one run at their length"},
     {.name = "lengths", .kind = OPTION_STR, .offset = FIELD(lengths), .fallback = "512,2048,8000", .metavar = "LIST", .help = "prompt lengths in tokens, of random ids, when --ids is not given"},
     {.name = "decode", .kind = OPTION_INT, .offset = FIELD(decode), .fallback = "48", .min = 0, .max = 100000, .metavar = "N", .help = "tokens decoded behind each prompt"},
@@ -57,12 +61,15 @@ struct bench {
     struct device *device;
     struct stream *stream;
     struct model *model;
+    struct loop *loop;
+    struct kv_client *store; /* or NULL */
 };
 
 struct figures {
-    double prefill_us, decode_us;
+    double prefill_us, first_us, last_us, decode_us; /* time to the logits of the first token: mean, and of the first and last sequence */
     struct device_memory_stats memory; /* peaks of the run */
     struct sequence_stats stats;
+    int n_cached_last; /* prompt tokens of the last sequence that came from the pool */
 };
 
 static int open_model(struct bench *b, struct error *err)
@@ -85,8 +92,24 @@ static int open_model(struct bench *b, struct error *err)
     return model_open(&p, &b->model, err);
 }
 
+static int open_store(struct bench *b, struct error *err)
+{
+    const struct kv_client_config config = {.socket_path = b->o.store, .name = "enginebench", .connect_timeout_us = 5000000};
+    struct kv_store_info info;
+    int r = loop_create(&b->loop);
+    if (r < 0)
+        return error_set(err, r, "no event loop: %s", strerror(-r));
+    r = kv_client_create(b->loop, &config, &b->store, err);
+    if (r < 0)
+        return r;
+    kv_client_info(b->store, &info);
+    return info.connected ? 0 : error_set(err, -ENOTCONN, "--store %s: %s", b->o.store, info.error.text);
+}
+
 static void close_model(struct bench *b)
 {
+    kv_client_free(b->store);
+    loop_free(b->loop);
     model_close(b->model);
     if (b->stream)
         b->dev->stream_free(b->stream);
@@ -108,8 +131,9 @@ static int open_engine(const struct bench *b, int n_prompt, struct engine **ret_
         .order = (enum prefill_order)o->order,
         .max_context = n_prompt + (int)o->decode,
         .max_batch = (int)o->batch,
+        .store_deadline_us = 5000000,
     };
-    return engine_create(&config, b->model, NULL, ret_engine, err);
+    return engine_create(&config, b->model, b->store, ret_engine, err);
 }
 
 static int prefill(struct bench *b, struct engine *engine, const int32_t *ids, int n, struct sequence **seqs, struct figures *f, struct error *err)
@@ -117,14 +141,21 @@ static int prefill(struct bench *b, struct engine *engine, const int32_t *ids, i
     const struct sequence_request request = {.prompt = ids, .n_prompt = n, .max_new = (int)b->o.decode};
     timed_ops_reset();
     const uint64_t start = clock_now_ns();
+    uint64_t before = start, now = start;
     for (int i = 0; i < b->o.batch; i++) {
         int r = sequence_create(engine, &request, &seqs[i], err);
         while (r >= 0 && (r = sequence_prefill_step(seqs[i])) > 0)
             ;
         if (r < 0)
             return error_set(err, r, "prefill of %d tokens: %s", n, strerror(-r));
+        if (b->loop && loop_poll(b->loop) < 0)
+            return error_set(err, -EIO, "the event loop failed");
+        now = clock_now_ns();
+        f->last_us = (double)(now - before) / 1000;
+        f->first_us = i ? f->first_us : f->last_us;
+        before = now;
     }
-    f->prefill_us = (double)(clock_now_ns() - start) / 1000 / (double)b->o.batch;
+    f->prefill_us = (double)(now - start) / 1000 / (double)b->o.batch;
     if (b->o.ops) {
         printf("prefill of %d tokens, %lld times\n", n, (long long)b->o.batch);
         timed_ops_print(stdout, f->prefill_us * (double)b->o.batch);
@@ -172,8 +203,11 @@ static int measure(struct bench *b, const int32_t *ids, int n, struct figures *f
     if (r >= 0)
         r = decode(b, engine, seqs, next, f, err);
     b->dev->memory_stats(b->device, &f->memory);
-    if (r >= 0)
+    if (r >= 0) {
+        sequence_stats(seqs[b->o.batch - 1], &f->stats);
+        f->n_cached_last = f->stats.n_cached;
         sequence_stats(seqs[0], &f->stats);
+    }
     for (int i = 0; seqs && i < b->o.batch; i++)
         sequence_free(seqs[i]);
     engine_free(engine);
@@ -188,8 +222,9 @@ static void print_figures(const struct bench *b, int n, const struct figures *f)
     const double decode_tps = f->decode_us > 0 ? (double)(b->o.decode * b->o.batch) * 1e6 / f->decode_us : 0;
     const double pages = b->o.decode ? (double)f->stats.bytes_from_pool / (double)b->o.decode : 0;
     if (b->o.json) {
-        printf("{\"n_prompt\": %d, \"prefill_tokens_per_s\": %.2f, \"decode_tokens_per_s\": %.2f, \"pool_bytes_per_token\": %.0f, \"peak_bytes\": {", n,
-               prefill_tps, decode_tps, pages);
+        printf("{\"n_prompt\": %d, \"prefill_tokens_per_s\": %.2f, \"first_prefill_s\": %.6f, \"last_prefill_s\": %.6f, \"n_cached_last\": %d, "
+               "\"decode_tokens_per_s\": %.2f, \"pool_bytes_per_token\": %.0f, \"peak_bytes\": {",
+               n, prefill_tps, f->first_us / 1e6, f->last_us / 1e6, f->n_cached_last, decode_tps, pages);
         for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
             printf("%s\"%s\": %zu", tag ? ", " : "", mem_tag_name((enum mem_tag)tag), f->memory.peak[tag]);
         printf("}}\n");
@@ -200,6 +235,8 @@ static void print_figures(const struct bench *b, int n, const struct figures *f)
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         if (f->memory.peak[tag])
             printf(" %s %.2f", mem_tag_name((enum mem_tag)tag), (double)f->memory.peak[tag] / (1 << 20));
+    if (b->store)
+        printf("\n  time to the first token: %.3f s, of the last sequence %.3f s with %d tokens from the pool", f->first_us / 1e6, f->last_us / 1e6, f->n_cached_last);
     printf("\n");
 }
 
@@ -266,6 +303,8 @@ static int run_all(struct bench *b, struct error *err)
 {
     struct device_properties properties;
     int r = selector_find(b->o.selector) ? open_model(b, err) : error_set(err, -EINVAL, "--selector %s: there are %s", b->o.selector, selector_names());
+    if (r >= 0 && b->o.store)
+        r = open_store(b, err);
     if (r < 0)
         return r;
     b->dev->properties(b->device, &properties);
