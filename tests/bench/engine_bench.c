@@ -37,7 +37,7 @@ static const struct option_spec specs[] = {
     {.name = "threads", .kind = OPTION_INT, .offset = FIELD(threads), .fallback = "2", .min = 1, .max = 256, .metavar = "N", .help = "compute threads"},
     {.name = "isa", .kind = OPTION_ENUM, .offset = FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set"},
     {.name = "kv-format", .kind = OPTION_ENUM, .offset = FIELD(format), .fallback = "k8v4", .choices = formats, .help = "format of the blocks"},
-    {.name = "selector", .kind = OPTION_STR, .offset = FIELD(selector), .fallback = "snapkv", .metavar = "NAME", .help = "snapkv or streaming"},
+    {.name = "selector", .kind = OPTION_STR, .offset = FIELD(selector), .fallback = "snapkv", .metavar = "NAME", .help = "who chooses the entries that stay in the fast tier"},
     {.name = "budget", .kind = OPTION_INT, .offset = FIELD(budget), .fallback = "512", .min = 0, .max = 1 << 24, .metavar = "N", .help = "kept tokens per KV head"},
     {.name = "recent", .kind = OPTION_INT, .offset = FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 24, .metavar = "N", .help = "newest tokens kept exact"},
     {.name = "fetch", .kind = OPTION_INT, .offset = FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N", .help = "slow tokens attended per step and KV head"},

@@ -2,6 +2,7 @@
 #include "worker/cache/selector.h"
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -162,6 +163,15 @@ Test(selector, test_streaming_keeps_the_newest)
 
 Test(selector, test_find_by_name)
 {
+    char names[256], *rest = names, *name;
+    int n = 0;
+    snprintf(names, sizeof(names), "%s", selector_names());
+    while ((name = strsep(&rest, ", ")))
+        if (*name) {
+            cr_expect(selector_find(name) && strcmp(selector_find(name)->name, name) == 0, "%s", name);
+            n++;
+        }
+    cr_expect(n == 6);
     cr_expect(selector_find("snapkv") == &selector_snapkv);
     cr_expect(selector_find("streaming") == &selector_streaming);
     cr_expect(selector_find("") == NULL && selector_find("snapkv ") == NULL);

@@ -3,7 +3,7 @@
 #include "proto/base/base_assert.h"
 #include <string.h>
 
-static const struct selector_ops *const selectors[] = {&selector_snapkv, &selector_streaming};
+static const struct selector_ops *const selectors[] = {&selector_snapkv, &selector_pyramidkv, &selector_adakv, &selector_chunkkv, &selector_tova, &selector_streaming};
 
 const struct selector_ops *selector_find(const char *name)
 {
@@ -15,5 +15,5 @@ const struct selector_ops *selector_find(const char *name)
 
 const char *selector_names(void)
 {
-    return "snapkv, streaming";
+    return "snapkv, pyramidkv, adakv, chunkkv, tova, streaming";
 }

@@ -64,8 +64,12 @@ struct selector_ops {
     int (*select)(const struct selector_input *in, int32_t *ret_n, int32_t *ret_indices);
 };
 
+extern const struct selector_ops selector_adakv;
+extern const struct selector_ops selector_chunkkv;
+extern const struct selector_ops selector_pyramidkv;
 extern const struct selector_ops selector_snapkv;
 extern const struct selector_ops selector_streaming;
+extern const struct selector_ops selector_tova;
 
 /* By name; NULL when there is none. */
 const struct selector_ops *selector_find(const char *name);

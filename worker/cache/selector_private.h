@@ -1,6 +1,9 @@
-/* What selectors have in common: even budgets, and keeping the best of a row of scores. */
+/* What selectors have in common: even budgets, scores of the observation window, and keeping the best of a row of scores. */
 #pragma once
 #include "worker/cache/selector.h"
+
+/* SnapKV's window and pooling, as they were measured; pyramidkv, adakv and chunkkv observe with them too. */
+enum { SNAPKV_WINDOW = 32, SNAPKV_POOL = 7 };
 
 /* layer_free and head_free_max of selectors that treat all layers and heads alike. */
 int64_t selector_even_layer_free(const struct selector_budget *budget, int layer);

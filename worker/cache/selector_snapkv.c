@@ -10,8 +10,6 @@
  * is a promise; softmax and sums stay fp32 instead of the model's 16 bits. */
 #include "worker/cache/selector_private.h"
 
-enum { SNAPKV_WINDOW = 32, SNAPKV_POOL = 7 };
-
 static size_t snapkv_scratch_bytes(const struct selector_shape *shape)
 {
     return selector_rank_bytes(shape->n_kv_heads, shape->n_candidates, shape->n_free);
