@@ -1,5 +1,6 @@
 #include "tests/unit/sched_run.h"
 #include <criterion/criterion.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -318,4 +319,44 @@ Test(scheduler, test_random_arrivals_and_cancellations_end_exactly_once)
         }
     }
     run_all(&run);
+}
+
+/* One of five kinds, each with another prompt: a long one, a short one with penalties and log-probabilities, and those that are cancelled at their prompt and at their answer, and one
+ * that is refused. */
+static void run_one(uint64_t i)
+{
+    const uint64_t id = i % 5;
+    struct job_params p = sampled(id, i, id == 1 ? 30 : 400, id == 4 ? INT32_MAX : 20);
+
+    memset(&run.jobs[id], 0, sizeof run.jobs[id]);
+    p.prompt_logprobs = id == 1;
+    p.sampling.repetition_penalty = id == 1 ? 1.1f : 1;
+    run_submit(&run, p);
+    run_step(&run, id == 2 ? 3 : id == 3 ? 30 : 0);
+    if (id == 2 || id == 3)
+        cr_assert(scheduler_cancel(run.scheduler, id));
+    run_all(&run);
+    cr_assert(id < 2 ? run.jobs[id].finished : id == 4 ? run.jobs[id].failed : !run.jobs[id].finished);
+}
+
+/* Nothing of a request stays behind: not a byte of the device and not one of the heap. The allocator counts what it caches of freed pieces as used: the tests are run
+ * without these caches (GLIBC_TUNABLES in CMakeLists.txt); by hand there are up to a few KiB. */
+Test(scheduler, test_memory_after_150_jobs_is_that_after_10)
+{
+    const size_t cached = getenv("GLIBC_TUNABLES") ? 0 : 16 << 10;
+    struct device_memory_stats early = {0}, late;
+    struct mallinfo2 heap_early = {0}, heap_late;
+
+    for (uint64_t i = 0; i < 150; i++) {
+        run_one(i);
+        if (i == 9) {
+            f.dev->memory_stats(f.device, &early);
+            heap_early = mallinfo2();
+        }
+    }
+    f.dev->memory_stats(f.device, &late);
+    heap_late = mallinfo2();
+    cr_expect(memcmp(&early, &late, sizeof early) == 0);
+    cr_expect(heap_late.uordblks + heap_late.hblkhd <= heap_early.uordblks + heap_early.hblkhd + cached, "%zu and %zu bytes, then %zu and %zu",
+              heap_early.uordblks, heap_early.hblkhd, heap_late.uordblks, heap_late.hblkhd);
 }

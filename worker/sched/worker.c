@@ -5,6 +5,7 @@
 #include "proto/base/log.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,12 +165,15 @@ static void on_usr1(int signal, void *arg)
 {
     struct worker *w = arg;
     struct device_memory_stats memory;
+    const struct mallinfo2 heap = mallinfo2();
 
     (void)signal;
     w->dev->memory_stats(w->device, &memory);
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         LOG_INFO("memory", LOG_STR("tag", mem_tag_name((enum mem_tag)tag)), LOG_INT("bytes", memory.now[tag]), LOG_INT("peak_bytes", memory.peak[tag]));
     LOG_INFO("memory", LOG_STR("tag", "total"), LOG_INT("bytes", memory.total_now), LOG_INT("peak_bytes", memory.total_peak));
+    /* Of the process: bookkeeping, messages, and on a CPU those pieces of device memory that are no mappings of their own. */
+    LOG_INFO("memory", LOG_STR("tag", "heap"), LOG_INT("bytes", heap.uordblks + heap.hblkhd));
 }
 
 static int open_signals(struct worker *w, struct error *err)
