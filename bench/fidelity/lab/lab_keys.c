@@ -1,4 +1,4 @@
-#include "bench/fidelity/lab_keys.h"
+#include "bench/fidelity/lab/lab_keys.h"
 #include "kernels/cpu/half.h"
 #include <math.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* Attention in the lab, over rows of bf16. All of it runs on the model's ops. */
 #pragma once
-#include "bench/fidelity/lab.h"
+#include "bench/fidelity/lab/lab.h"
 
 /* Queries [n, n_heads, d] at rows row0 .. row0 + n - 1 of k and v (head h, row i at k + h * head_stride + i * d), each over rows 0 .. its own. `head_stride` in elements. */
 int lab_attend_causal(const struct model *model, const float *q, int n, int row0, const bf16_t *k, const bf16_t *v, int64_t head_stride, float *out);

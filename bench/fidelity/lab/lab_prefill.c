@@ -1,4 +1,4 @@
-#include "bench/fidelity/lab_attention.h"
+#include "bench/fidelity/lab/lab_attention.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

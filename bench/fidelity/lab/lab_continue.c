@@ -1,4 +1,4 @@
-#include "bench/fidelity/lab.h"
+#include "bench/fidelity/lab/lab.h"
 #include <errno.h>
 #include <stdlib.h>
 
