@@ -8,12 +8,14 @@
  * newest. The prompt's queries see no more than B + chunk rows, so a larger chunk degrades less. */
 #include "bench/fidelity/lab/baseline.h"
 #include "bench/fidelity/lab/drift.h"
+#include "bench/fidelity/lab/drift_engine.h"
 #include "bench/fidelity/lab/lab_cache.h"
 #include <errno.h>
 #include <string.h>
 
 struct prefill_method {
     int chunk;
+    bool engine;           /* the engine has this prefill too: hold it to the lab */
     enum lab_values values;
     const char *selector;  /* of the eviction, or NULL: none */
 };
@@ -27,6 +29,24 @@ static void give_drift(struct fidelity_sink *sink, const struct drift *d)
     fidelity_sink_value(sink, "drift_kl", d->kl);
 }
 
+static int measure(const struct prefill_method *method, const struct fidelity_run *run, const struct fidelity_case *c, const struct lab_context *context, struct fidelity_sink *sink)
+{
+    const struct lab_context *reference;
+    struct drift d;
+    int n_different = 0;
+    int r = lab_cache_context(run->model, c, &reference);
+    if (r >= 0)
+        r = drift_measure(reference, context, &d);
+    if (r >= 0 && method->engine)
+        r = drift_engine_compare(context, run->model, c->tokens, method->values, method->chunk, &n_different, run->err);
+    if (r < 0)
+        return r;
+    give_drift(sink, &d);
+    if (method->engine)
+        fidelity_sink_value(sink, "engine_numbers_different", n_different);
+    return 0;
+}
+
 static int run_case(const struct prefill_method *method, const struct fidelity_run *run, int i_case, struct fidelity_sink *sink)
 {
     const struct fidelity_case *c = &run->cases[i_case];
@@ -34,14 +54,12 @@ static int run_case(const struct prefill_method *method, const struct fidelity_r
     const struct lab_eviction eviction = {.selector = method->selector ? selector_find(method->selector) : NULL, .budget = budget < c->n_prompt ? budget : c->n_prompt};
     const struct lab_prefill_params p = {.model = run->model, .tokens = c->tokens, .n = c->n_prompt, .chunk = method->chunk, .values = method->values,
                                          .eviction = method->selector && c->n_prompt > budget ? &eviction : NULL};
-    const struct lab_context *reference;
     struct lab_context *context = NULL;
-    struct drift d;
     if (method->selector && !eviction.selector)
         return -ENOENT;
     int r = lab_prefill(&p, &context);
-    if (r >= 0 && run->task == TASK_KL && (r = lab_cache_context(run->model, c, &reference)) >= 0 && (r = drift_measure(reference, context, &d)) >= 0)
-        give_drift(sink, &d);
+    if (r >= 0 && run->task == TASK_KL)
+        r = measure(method, run, c, context, sink);
     if (r >= 0)
         r = baseline_continue(context, run, i_case, baseline_attend_resident, NULL, sink);
     lab_context_free(context);
@@ -56,7 +74,7 @@ static int prefill_run(const struct fidelity_method *method, const struct fideli
     return r < 0 ? error_set(run->err, r, "%s: %s", method->name, strerrordesc_np(-r)) : 0;
 }
 
-static const struct prefill_method exact = {.chunk = 512}, consistent = {.chunk = 512, .values = LAB_VALUES_K8V4};
+static const struct prefill_method exact = {.chunk = 512, .engine = true}, consistent = {.chunk = 512, .engine = true, .values = LAB_VALUES_K8V4};
 static const struct prefill_method snapkv_512 = {.chunk = 512, .selector = "snapkv"}, snapkv_2048 = {.chunk = 2048, .selector = "snapkv"};
 static const struct prefill_method recent_512 = {.chunk = 512, .selector = "streaming"}, recent_2048 = {.chunk = 2048, .selector = "streaming"};
 static const struct fidelity_split everything = {FIDELITY_ALL, 0};

@@ -5,7 +5,7 @@
  *
  * The paper leaves the scoring function, the number of blocks and the quantizer's granularity open. Chosen here: the mean (what its words suggest), F, and this project's own code (a
  * key rotated, per token; values per token in groups of 32). Partials are one softmax, not the sum of separately normalised ones that its Algorithm 1 adds up. It is given the sinks, which
- * pure age would demote: without them every method of this table is far worse. */
+ * pure age would demote. */
 #include "bench/fidelity/lab/baseline.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_keys.h"
