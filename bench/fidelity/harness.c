@@ -1,4 +1,5 @@
 #include "bench/fidelity/harness.h"
+#include "bench/fidelity/lab/lab_cache.h"
 #include "bench/fidelity/make_cases.h"
 #include "bench/fidelity/private_store.h"
 #include "bench/fidelity/progress_bar.h"
@@ -153,6 +154,7 @@ static void close_all(struct harness *h)
         case_set_fini(&h->sets[task]);
     text_source_fini(&h->source);
     tokenizer_close(h->tok);
+    lab_cache_clear();
     model_close(h->model);
     if (h->stream)
         h->dev->stream_free(h->stream);

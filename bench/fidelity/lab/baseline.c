@@ -35,7 +35,8 @@ int baseline_continue(const struct lab_context *context, const struct fidelity_r
     const struct fidelity_counts counts = {
         .steps = (uint64_t)fc->n_fed, .attended = counters.attended, .bytes_attended = counters.bytes_slow, .bytes_fetched = counters.bytes_slow};
     fidelity_sink_counts(sink, &counts);
-    fidelity_sink_value(sink, "fast_bytes_per_prompt_token", counters.bytes_fast / fc->n_prompt);
+    if (run->task == TASK_KL)
+        fidelity_sink_value(sink, "fast_bytes_per_prompt_token", counters.bytes_fast / fc->n_prompt);
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /* Methods of others as a way to attend one layer of a continuation (lab.h). Each file of this folder that is named after one exports what method.h asks for; formula, constants, source and
- * deviations stand in its head. Private to the folder. */
+ * deviations stand in its head. baseline_methods.h lists them. */
 #pragma once
 #include "bench/fidelity/lab/lab.h"
 #include "bench/fidelity/method.h"
@@ -37,4 +37,3 @@ static inline double baseline_row_bytes(const struct lab_layer *l, int k_bits, i
 /* An array of fp32 or bf16 [n_kv_heads, n_rows, head_dim] times `n`. NULL when there is no memory. */
 void *baseline_rows(const struct lab_layer *l, int n, size_t element);
 
-extern const struct fidelity_methods headinfer_methods, kivi_methods, kvquant_methods, diffkv_methods, ttkv_methods, quest_methods, shadowkv_methods, eviction_methods, drift_methods;

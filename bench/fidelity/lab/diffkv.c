@@ -11,6 +11,7 @@
  * Simplified: s is the mean attention of the newest 64 queries and the group's heads (the original sums over all queries of the prompt and takes the group's maximum), decided once at the
  * prompt's end (there tokens also sink from one precision to the other while an answer grows). */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_keys.h"
 #include "bench/fidelity/lab/lab_quant.h"
@@ -19,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUFFER = 64, HIGH_K = 8, HIGH_V = 4, LOW_K = 4, LOW_V = 2, SCALE_BYTES = 8 };
+enum { BUFFER = LAB_WINDOW, HIGH_K = 8, HIGH_V = 4, LOW_K = 4, LOW_V = 2, SCALE_BYTES = 8 };
 static const float HIGH_FROM = 1.0f, KEEP_FROM = 0.02f; /* multiples of the mean */
 
 enum precision { DROPPED, LOW, HIGH };
@@ -32,10 +33,15 @@ static enum precision precision_of(const struct lab_layer *l, float score, int r
     return s >= KEEP_FROM ? LOW : DROPPED;
 }
 
+/* scores [n_kv_heads, n_rows]; those of the window, which nothing asks for, are 0. */
 static int score_rows(const struct lab_layer *l, float *scores)
 {
     const struct lab_context *ctx = l->context;
     const struct model *m = ctx->model;
+    const int n_scored = l->n_rows - ctx->n_window;
+    memset(scores, 0, (size_t)l->n_kv_heads * (size_t)l->n_rows * sizeof *scores);
+    if (n_scored == 0)
+        return 0;
     const struct window_score_params p = {
         .q = ctx->window + (int64_t)l->index * ctx->n_window * l->n_heads * l->head_dim,
         .n_window = ctx->n_window,
@@ -46,10 +52,15 @@ static int score_rows(const struct lab_layer *l, float *scores)
         .n_kv_heads = l->n_kv_heads,
         .head_dim = l->head_dim,
         .scale = m->config.attention_scale,
+        .last = n_scored,
         .pool = 1,
+        .chunk = 1,
         .scores = scores,
     };
-    return m->ops->window_scores(m->stream, &p);
+    int r = m->ops->window_scores(m->stream, &p);
+    for (int h = l->n_kv_heads - 1; r >= 0 && h > 0; h--)
+        memmove(scores + (int64_t)h * l->n_rows, scores + (int64_t)h * n_scored, (size_t)n_scored * sizeof *scores);
+    return r;
 }
 
 /* One row of K and V as it reads back. x [d]. */

@@ -3,6 +3,7 @@
  *
  * Simplified: the split of heads between device and host is all host (its "everything offloaded" setting), and bytes are counted, not overlapped with compute. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 
 static int attend(const struct lab_layer *l, void *arg)

@@ -4,6 +4,7 @@
  * Simplified: the newest 128 prompt tokens stay exact while the continuation is fed (in the original the window moves with it: keys leave it 128 at a time, values one by one), and the
  * oldest 128 * n tokens behind a border of 32 tokens are coded at once, at the prompt's end. Both favour it. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_keys.h"
 #include "bench/fidelity/lab/lab_quant.h"

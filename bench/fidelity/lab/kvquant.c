@@ -6,6 +6,7 @@
  * weights the values with their Fisher information), and the exact values are bf16 (fp16 there). The first two favour it, the missing weights do not. Keys before RoPE are recovered from the
  * cache, rounded to bf16 as they are there. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_keys.h"
 #include "bench/fidelity/lab/lab_quant.h"

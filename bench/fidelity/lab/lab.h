@@ -22,7 +22,7 @@ enum lab_values { LAB_VALUES_EXACT, LAB_VALUES_K8V4 }; /* what prefill attends i
 
 /* Eviction while the prompt is read: after each chunk every layer keeps `budget` rows per KV head, and the next chunk attends those alone. */
 struct lab_eviction {
-    const struct selector_ops *selector; /* ranks what is between the sinks and the newest rows */
+    const struct selector_ops *selector; /* ranks what is between the sinks and the newest rows; one that gives its heads different numbers is -ENOTSUP */
     int budget;                          /* rows; more than SELECT_SINKS + SELECT_MANDATORY */
 };
 

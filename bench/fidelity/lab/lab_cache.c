@@ -2,7 +2,7 @@
 #include <string.h>
 
 enum { MAX_ENTRIES = 64 };
-static const size_t MAX_BYTES = (size_t)2 << 30;
+static const size_t MAX_BYTES = (size_t)3 << 30;
 
 struct entry {
     const int32_t *tokens;

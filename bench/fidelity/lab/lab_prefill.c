@@ -17,6 +17,7 @@ struct prefill {
     bf16_t *cache_k, *cache_v; /* [n_kv_heads, cache_rows, d] */
     int cache_rows, n_cached;
     int32_t *kept;         /* [n_kv_heads, budget] */
+    int32_t *n_of_head;    /* [n_kv_heads] */
     void *scratch;
 };
 
@@ -84,6 +85,7 @@ static int attend(struct prefill *s, int layer, int n, int row0)
 
 /* ---- eviction ---- */
 
+/* ret_free [n_kv_heads, n_free]: rows between the sinks and the newest. */
 static int rank_free(struct prefill *s, int n_new, int32_t *ret_free)
 {
     const struct lab_eviction *e = s->p->eviction;
@@ -107,7 +109,11 @@ static int rank_free(struct prefill *s, int n_new, int32_t *ret_free)
         .n_free = e->budget - SELECT_SINKS - SELECT_MANDATORY,
         .scratch = s->scratch,
     };
-    return e->selector->select(&in, ret_free);
+    int r = e->selector->select(&in, s->n_of_head, ret_free);
+    for (int h = 0; r >= 0 && h < c->n_kv_heads; h++)
+        if (s->n_of_head[h] != in.n_free)
+            r = -ENOTSUP;
+    return r;
 }
 
 /* Rows move towards the front, in ascending order, so none is overwritten before it was moved. */
@@ -209,12 +215,14 @@ static int init_eviction(struct prefill *s)
     s->cache_rows = e->budget + s->p->chunk;
     const size_t bytes = (size_t)c->n_kv_heads * (size_t)s->cache_rows * (size_t)c->head_dim * sizeof(bf16_t);
     s->kept = malloc((size_t)c->n_kv_heads * (size_t)e->budget * sizeof *s->kept);
+    s->n_of_head = malloc((size_t)c->n_kv_heads * sizeof *s->n_of_head);
+    const struct selector_shape shape = {.n_kv_heads = c->n_kv_heads, .n_keys = s->cache_rows, .n_candidates = s->cache_rows, .n_free = e->budget};
     int r;
-    if (!s->kept)
+    if (!s->kept || !s->n_of_head)
         return -ENOMEM;
     if ((r = take(s->m, MEM_ACTIVE_KV, bytes, &s->cache_k)) < 0 || (r = take(s->m, MEM_ACTIVE_KV, bytes, &s->cache_v)) < 0)
         return r;
-    return take(s->m, MEM_WORKSPACE, e->selector->scratch_bytes(c->n_kv_heads, s->cache_rows, e->budget), &s->scratch);
+    return take(s->m, MEM_WORKSPACE, e->selector->scratch_bytes(&shape), &s->scratch);
 }
 
 static int init(struct prefill *s)
@@ -252,6 +260,7 @@ static void fini(struct prefill *s)
     dev->free(s->m->device, s->rope);
     if (s->ws.memory)
         model_workspace_fini(&s->ws, s->m);
+    free(s->n_of_head);
     free(s->kept);
     free(s->dst);
 }

@@ -7,6 +7,7 @@
  * what was left of it. Block-wise SnapKV: the newest 32 queries of the chunk rank what the cache holds, with the four sinks and the chunk's newest 32 tokens inside B. Recent tokens: sinks and
  * newest. The prompt's queries see no more than B + chunk rows, so a larger chunk degrades less. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/drift.h"
 #include "bench/fidelity/lab/drift_engine.h"
 #include "bench/fidelity/lab/lab_cache.h"

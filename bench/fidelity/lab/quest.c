@@ -8,6 +8,7 @@
  * Differences: one choice per KV head, by the group's mean of softmax(bound * scale) over the pages (the original was made for models without groups and ranks each query head's bounds), and
  * the continuation is not paged but attended exactly. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_keys.h"
 #include "bench/fidelity/lab/lab_search.h"

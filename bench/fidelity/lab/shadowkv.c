@@ -8,6 +8,7 @@
  * Simplified: fetched keys are exact. The original rebuilds them on the device from a rank-160 decomposition of the keys before RoPE, and fetches values alone; its memory (160 of 1,024
  * dimensions) and its traffic (values) are what is counted, its error is not suffered. One choice for each query and KV head as there. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_search.h"
 #include "kernels/cpu/half.h"

@@ -7,6 +7,7 @@
  * key rotated, per token; values per token in groups of 32). Partials are one softmax, not the sum of separately normalised ones that its Algorithm 1 adds up. It is given the sinks, which
  * pure age would demote. */
 #include "bench/fidelity/lab/baseline.h"
+#include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"
 #include "bench/fidelity/lab/lab_keys.h"
 #include "bench/fidelity/lab/lab_quant.h"
