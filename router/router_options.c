@@ -29,7 +29,7 @@ static const struct option_spec specs[] = {
     OPTIONAL_STR("api-key-file", api_key_file, "PATH", "file with one accepted key a line"),
     OPTIONAL_STR("allowed-origins", allowed_origins, "LIST", "CORS: origins separated by commas, or *; default: none"),
     ENUM("policy", policy, "prefix", policies, "choice of worker"),
-    ENUM("cache-isolation", cache_isolation, "none", isolations, "key: callers with different API keys do not share cached prefixes"),
+    ENUM("cache-isolation", cache_isolation, "key", isolations, "key: callers with different API keys do not share cached prefixes; none: all callers do"),
     INT("max-queue", max_queue, "128", 0, 1000000, "N", "requests that may wait; beyond: 429 with Retry-After"),
     INT("max-queue-tokens", max_queue_tokens, "8000000", 1, INT64_MAX, "N", "prompt tokens that may wait; beyond: 429 with Retry-After"),
     INT("worker-wait", worker_wait, "30", 0, 86400, "SECONDS", "how long a request waits while no worker is ready; then 503"),

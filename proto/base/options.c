@@ -80,6 +80,17 @@ static struct flag split_flag(const char *arg)
     return (struct flag){name, n, name[n] == '=' ? name + n + 1 : NULL};
 }
 
+/* A switch may stand alone. Only the two words that help names for it are taken from the next argument, which may also be a positional one. */
+static const char *switch_value(const struct flag *f, int argc, char **argv, int *i)
+{
+    const char *next = *i + 1 < argc ? argv[*i + 1] : "";
+    if (f->value)
+        return f->value;
+    if (strcmp(next, "on") == 0 || strcmp(next, "off") == 0)
+        return argv[++*i];
+    return "on";
+}
+
 /* The value of a flag that needs one: behind its '=', else the next argument. */
 static const char *flag_value(const struct flag *f, int argc, char **argv, int *i)
 {
@@ -99,7 +110,7 @@ static int apply_flag(const struct option_set *set, int argc, char **argv, int *
     const struct option_spec *spec = option_find(set, f.name, f.n_name);
     if (!spec && !flag_is(&f, "config"))
         return error_set(err, -EINVAL, "--%.*s is not an option of %s; see %s --help", n_shown, f.name, set->program, set->program);
-    const char *text = spec && spec->kind == OPTION_BOOL ? (f.value ? f.value : "on") : flag_value(&f, argc, argv, i);
+    const char *text = spec && spec->kind == OPTION_BOOL ? switch_value(&f, argc, argv, i) : flag_value(&f, argc, argv, i);
     if (!text)
         return error_set(err, -EINVAL, "--%.*s (command line): a value must follow", n_shown, f.name);
     if (!spec) {

@@ -16,7 +16,7 @@ enum option_kind {
     OPTION_INT,    /* int64_t within [min, max]; `max_word` (e.g. "all") may stand for max */
     OPTION_BYTES,  /* int64_t; 512M, 2G, 1.5G (powers of 1024) within [min, max] */
     OPTION_DOUBLE, /* double within [min, max] */
-    OPTION_BOOL,   /* bool; --x, --x=on|off; on|off in the environment and the file */
+    OPTION_BOOL,   /* bool; --x, --x=on|off, --x on|off; on|off in the environment and the file */
     OPTION_ENUM,   /* int: index into `choices` */
 };
 

@@ -487,14 +487,33 @@ def test_keys_guard_everything_but_health(start_router, folder):
     assert 'from-the-' not in router.log()
 
 
-def test_cache_salts_isolate_and_never_travel_as_written(start_router):
-    router = start_router('--api-key', 'tenant-key-1,tenant-key-2', '--cache-isolation', 'key')
+@pytest.mark.parametrize('isolation', [[], ['--cache-isolation', 'key'], ['--cache-isolation', 'none']])
+def test_cache_salts_isolate_and_never_travel_as_written(start_router, isolation):
+    router = start_router('--api-key', 'tenant-key-1,tenant-key-2', *isolation)
     prompt = [7] * 10
     with WireWorker(router.endpoint) as w:
-        for key, body in [(1, {}), (1, {}), (2, {}), (1, {'cache_salt': 'a'}), (1, {'cache_salt': 'b'}), (2, {'cache_salt': 'a'})]:
+        def salt(key, **body):
             assert router.request('POST', '/v1/completions', {'prompt': prompt, 'max_tokens': 1, **body}, {'x-api-key': 'tenant-key-%d' % key})[0] == 200
+            return w.received[-1].cache_salt
+        one, again, two = salt(1), salt(1), salt(2)
+        one_a, one_b, two_a = salt(1, cache_salt='a'), salt(1, cache_salt='b'), salt(2, cache_salt='a')
+        # What travels for the other tenant, in every way that text can say it, is a text like any other.
+        spoofed = [salt(1, cache_salt=text) for text in (two_a.hex(), two_a.decode('latin-1'), 'tenant-key-2', 'a')]
+    assert one == again and one_a != one_b and all(len(s) == 32 for s in (one_a, one_b, two_a))
+    if 'none' in isolation:
+        assert one == two == b'' and one_a == two_a
+    else:
+        assert len({one, two, one_a, one_b, two_a}) == 5 and all(len(s) == 32 for s in (one, two))
+        assert not {two, two_a} & set(spoofed)
+
+
+def test_cache_salt_without_keys(start_router):
+    router = start_router()
+    with WireWorker(router.endpoint) as w:
+        for body in {}, {'cache_salt': 'a'}, {'cache_salt': 'a'}, {'cache_salt': 'b'}:
+            assert router.request('POST', '/v1/completions', {'prompt': [7] * 10, 'max_tokens': 1, **body})[0] == 200
     salts = [m.cache_salt for m in w.received]
-    assert salts[0] == salts[1] and len(set(salts)) == 5 and all(len(s) == 32 for s in salts)
+    assert salts[0] == b'' and salts[1] == salts[2] and len(set(salts)) == 3 and all(len(s) == 32 for s in salts[1:])
 
 
 @pytest.mark.parametrize('data, status', [

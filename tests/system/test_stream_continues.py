@@ -1,5 +1,5 @@
 """A worker dies while it streams: the client sees the very text that a run without the fault gives, whoever goes on with it."""
-import signal, threading
+import re, signal, threading
 import pytest
 from processes import DOCUMENT, Stack, await_true
 
@@ -9,15 +9,17 @@ N = 150
 ASK = dict(prompt=PROMPT, max_tokens=N, temperature=0.8, seed=7, ignore_eos=True)
 
 
-def read(router, on_text=None):
-    text, usage = '', None
-    for event in router.events('/v1/completions', stream_options={'include_usage': True}, **ASK):
+def read(router, on_text=None, after=1, **ask):
+    """The text and the usage; on_text is called once, behind `after` pieces of text."""
+    text, usage, pieces = '', None, 0
+    for event in router.events('/v1/completions', stream_options={'include_usage': True}, **{**ASK, **ask}):
         if event == '[DONE]':
             return text, usage
         assert 'error' not in event, event
         if event['choices']:
             text += event['choices'][0]['text']
-            if on_text and text:
+            pieces += bool(event['choices'][0]['text'])
+            if on_text and pieces >= after:
                 on_text()
                 on_text = None
         else:
@@ -58,6 +60,25 @@ def test_stream_continues_on_the_other_worker(own_stack, number):
         own_stack.workers[own_stack.workers.index(hit[0])] = own_stack.start_worker(hit[0].name)
     await_true('two workers', lambda: router.request('GET', '/live')[2]['workers_ready'] == 2)
     assert read(router)[0] == expected
+
+
+def test_stream_continues_from_the_blocks_of_the_answer(own_stack):
+    """What the dead worker had made is loaded, not made again: at most a block and what was on its way to the pool."""
+    router = own_stack.router
+    expected, _ = read(router, max_tokens=420)
+    hit = []
+
+    def strike():
+        hit.append(holder(own_stack))
+        hit[0].kill()
+    text, usage = read(router, strike, after=330, max_tokens=420)
+    assert text == expected
+    assert usage['completion_tokens'] == 420 and usage['tidepool']['retries'] == 1
+    own_stack.workers[own_stack.workers.index(hit[0])] = own_stack.start_worker(hit[0].name)
+    other = next(w for w in own_stack.workers if w.name == usage['tidepool']['worker'])
+    known, restored = max(tuple(map(int, m)) for m in re.findall(r'event=prefilled .*known_tokens=(\d+) restored_tokens=(\d+)', other.log()))
+    assert known >= 330 and restored >= 128 and known - restored < 128 + 128, (known, restored)
+    await_true('two workers', lambda: router.request('GET', '/live')[2]['workers_ready'] == 2)
 
 
 def test_stream_waits_for_a_worker_when_none_is_left(own_stack):

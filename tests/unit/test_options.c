@@ -205,6 +205,10 @@ Test(options, test_bool_words)
     }
     cr_assert_eq(parse("--model", "m", "--verbose", "--verbose=off", NULL), 0);
     cr_assert(!config.verbose, "the last one counts");
+    cr_assert_eq(parse("--model", "m", "--verbose", "off", NULL), 0, "%s", err.text);
+    cr_assert(!config.verbose);
+    cr_assert_eq(parse("--verbose", "on", "--model", "m", "on", NULL), 0, "%s", err.text);
+    cr_assert(config.verbose);
 }
 
 Test(options, test_help_and_version_print_to_stdout)

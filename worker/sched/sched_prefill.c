@@ -81,6 +81,7 @@ static void tell_prefilled(struct scheduler *s, struct job *job)
     prefilled = (struct job_prefilled){
         .n_prompt = stats.n_prompt,
         .n_cached = stats.n_cached,
+        .n_known = job->params.n_generated,
         .n_restored = stats.n_restored,
         .bytes_from_pool = stats.bytes_from_pool,
         .queue_us = job->started_us - job->submitted_us,

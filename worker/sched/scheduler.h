@@ -18,7 +18,7 @@ enum job_end { JOB_END_STOP, JOB_END_LENGTH };
 
 struct job_prefilled {
     int n_prompt, n_cached;
-    int n_restored;                /* tokens of the answer that came from the pool */
+    int n_known, n_restored;       /* tokens of the answer that another worker made, and those of them whose blocks came from the pool */
     uint64_t bytes_from_pool, queue_us, prefill_us;
     const int32_t *prompt;         /* [n_prompt] */
     const float *prompt_logprobs;  /* [n_prompt - 1] of prompt[1..], or NULL */

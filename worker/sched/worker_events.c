@@ -74,7 +74,7 @@ static void on_prefilled(void *arg, uint64_t id, const struct job_prefilled *p)
     message.n_prompt_logprobs = list ? (size_t)p->n_prompt - 1 : 0;
     router_link_send(w->link, ENGINE_PREFILLED, id, &message.base);
     free(list);
-    LOG_INFO("prefilled", LOG_INT("req", id), LOG_INT("prompt_tokens", p->n_prompt), LOG_INT("cached_tokens", p->n_cached), LOG_INT("restored_tokens", p->n_restored),
+    LOG_INFO("prefilled", LOG_INT("req", id), LOG_INT("prompt_tokens", p->n_prompt), LOG_INT("cached_tokens", p->n_cached), LOG_INT("known_tokens", p->n_known), LOG_INT("restored_tokens", p->n_restored),
              LOG_INT("queue_us", p->queue_us), LOG_INT("prefill_us", p->prefill_us));
 }
 
