@@ -99,7 +99,12 @@ void case_set_keep(struct case_set *set, const bool *right)
                 continue;
             }
             set->cases[n] = set->cases[j];
-            set->info[n++] = set->info[j];
+            set->info[n] = set->info[j];
+            if (set->reference)
+                set->reference[n] = set->reference[j];
+            if (set->reference_lse)
+                set->reference_lse[n] = set->reference_lse[j];
+            n++;
         }
     }
     set->n = n;

@@ -25,7 +25,7 @@ static const struct option_spec specs[] = {
      .help = "fast budgets in tokens per layer and KV head; default 128,256,512,1024, or 64,128 with --quick"},
     {.name = "task-budget", .kind = OPTION_INT, FIELD(task_budget), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "N",
      .help = "the one of --budgets at which rows do recall and needles too; 0: 256, or 64 with --quick"},
-    {.name = "rows", .kind = OPTION_STR, FIELD(rows), .optional = true, .metavar = "REGEX", .help = "only rows whose name matches (extended regular expression)"},
+    {.name = "rows", .kind = OPTION_STR, FIELD(rows), .optional = true, .metavar = "LIST", .help = "only rows whose name contains one of these, or matches one as a shell pattern"},
     {.name = "tasks", .kind = OPTION_STR, FIELD(tasks), .fallback = "kl,recall,needle", .metavar = "LIST", .help = "what to measure"},
     {.name = "recall-tokens", .kind = OPTION_STR, FIELD(recall_tokens), .optional = true, .metavar = "LIST",
      .help = "tokens of the recall contexts; default 2048,4096,7000, or 512 with --quick"},
@@ -53,7 +53,7 @@ const struct option_set fidelity_option_set = {
     .summary = "Compares methods of KV compression with full attention on a model and a text: divergence, recall, needles, bytes fetched per token.",
     .examples = "  tidepool bench fidelity --quick\n"
                 "  tidepool bench fidelity --texts multi_news.jsonl --out results\n"
-                "  tidepool bench fidelity --rows '^(drop|demote)/snapkv' --budgets 256,512 --tasks kl,recall\n"
+                "  tidepool bench fidelity --rows drop/snapkv,demote/snapkv --budgets 256,512 --tasks kl,recall\n"
                 "  tidepool bench fidelity --list --all\n",
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),

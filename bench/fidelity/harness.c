@@ -118,7 +118,7 @@ static void fill_results(struct harness *h)
 static int make_rows(const struct fidelity_options *o, struct row_list *ret_list, struct error *err)
 {
     const struct row_filter filter = {
-        .pattern = o->rows,
+        .patterns = o->rows,
         .importance_max = o->all ? 2 : o->quick ? 0 : 1,
         .budgets = o->budget_list,
         .n_budgets = o->n_budgets,

@@ -1,7 +1,7 @@
 #include "bench/fidelity/row_list.h"
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
-#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,17 +34,28 @@ static void number(char *text, size_t size, int n)
 struct maker {
     struct row_list *list;
     const struct row_filter *filter;
-    regex_t regex;
-    int cap;
+    int cap, n_matched;
 };
 
-static bool wanted(const struct maker *m, const struct fidelity_row *row)
+/* POSIX regular expressions are not used: the library that tokenizers match with exports functions of the same names. */
+static bool matches(const char *patterns, const char *name)
 {
-    if (row->method->group == GROUP_REFERENCE && m->list->n == 0)
-        return true;
-    if (m->filter->pattern)
-        return regexec(&m->regex, row->name, 0, NULL, 0) == 0;
-    return row->method->importance <= m->filter->importance_max;
+    for (const char *at = patterns; *at;) {
+        char pattern[ROW_NAME_MAX];
+        const size_t len = strcspn(at, ",");
+        snprintf(pattern, sizeof(pattern), "%.*s", (int)(len < sizeof(pattern) ? len : sizeof(pattern) - 1), at);
+        if (pattern[0] && (strstr(name, pattern) || fnmatch(pattern, name, 0) == 0))
+            return true;
+        at += len + (at[len] == ',');
+    }
+    return false;
+}
+
+static bool wanted(struct maker *m, const struct fidelity_row *row)
+{
+    const bool matched = m->filter->patterns ? matches(m->filter->patterns, row->name) : row->method->importance <= m->filter->importance_max;
+    m->n_matched += matched;
+    return matched || m->list->n == 0;
 }
 
 static int add_row(struct maker *m, const struct fidelity_method *method, int budget, int fetch)
@@ -85,23 +96,17 @@ int row_list_make(struct row_list *list, const struct row_filter *filter, struct
 {
     struct maker m = {.list = list, .filter = filter};
     *list = (struct row_list){.n = 0};
-    if (filter->pattern && regcomp(&m.regex, filter->pattern, REG_EXTENDED | REG_NOSUB) != 0)
-        return error_set(err, -EINVAL, "--rows %s: not a regular expression", filter->pattern);
     int r = 0;
     for (int i = 0; r >= 0 && fidelity_method_lists[i]; i++)
         for (int k = 0; r >= 0 && k < fidelity_method_lists[i]->n; k++)
             r = add_method(&m, &fidelity_method_lists[i]->methods[k]);
-    if (filter->pattern)
-        regfree(&m.regex);
-    if (r < 0) {
+    if (r < 0)
+        error_set(err, r, "no memory for the rows");
+    else if (m.n_matched == 0)
+        r = error_set(err, -EINVAL, "--rows %s names no row; --list shows them", filter->patterns ? filter->patterns : "");
+    if (r < 0)
         row_list_free(list);
-        return error_set(err, r, "no memory for the rows");
-    }
-    if (filter->pattern && list->n == 1 && strcmp(filter->pattern, list->rows[0].name) != 0 && !strstr(list->rows[0].name, filter->pattern)) {
-        row_list_free(list);
-        return error_set(err, -EINVAL, "--rows %s names no row; --list shows them", filter->pattern);
-    }
-    return 0;
+    return r;
 }
 
 void row_list_free(struct row_list *list)

@@ -37,7 +37,7 @@ struct row_list {
 };
 
 struct row_filter {
-    const char *pattern;        /* POSIX extended regular expression over names; NULL: by importance */
+    const char *patterns;       /* comma-separated parts of names or shell patterns (*, ?, []) over whole names; NULL: by importance */
     int importance_max;
     const int *budgets;         /* [n_budgets] of rows that sweep */
     int n_budgets;
@@ -46,7 +46,7 @@ struct row_filter {
 };
 
 const char *fidelity_group_name(enum fidelity_group group);
-/* The reference is always among them and comes first. -EINVAL for a bad pattern or one that names nothing, -ENOMEM. */
+/* The reference is always among them and comes first. -EINVAL for patterns that name nothing, -ENOMEM. */
 int row_list_make(struct row_list *list, const struct row_filter *filter, struct error *err);
 void row_list_free(struct row_list *list);
 struct fidelity_row *row_list_find(struct row_list *list, const char *name, size_t len);

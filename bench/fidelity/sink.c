@@ -7,7 +7,7 @@
 
 int fidelity_sink_init(struct fidelity_sink *sink, struct case_set *set, int n_vocab, bool is_reference, struct task_scores *scores)
 {
-    *sink = (struct fidelity_sink){.set = set, .n_vocab = n_vocab, .is_reference = is_reference, .scores = scores};
+    *sink = (struct fidelity_sink){.set = set, .n_cases = set->n, .n_vocab = n_vocab, .is_reference = is_reference, .scores = scores};
     *scores = (struct task_scores){.n = 0};
     sink->seen = calloc((size_t)set->n + 1, sizeof(*sink->seen));
     sink->n_right = calloc((size_t)set->n + 1, sizeof(*sink->n_right));
@@ -25,7 +25,7 @@ int fidelity_sink_init(struct fidelity_sink *sink, struct case_set *set, int n_v
 
 void fidelity_sink_fini(struct fidelity_sink *sink)
 {
-    for (int i = 0; sink->seen && i < sink->set->n; i++)
+    for (int i = 0; sink->seen && i < sink->n_cases; i++)
         free(sink->seen[i]);
     free(sink->seen);
     free(sink->n_right);

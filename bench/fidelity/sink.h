@@ -24,6 +24,7 @@ struct task_scores {
 
 struct fidelity_sink {
     struct case_set *set;
+    int n_cases;                      /* when the sink was made: the set may lose cases while it lives */
     int n_vocab;
     bool is_reference;                /* TASK_KL: what comes is kept, and compared with itself */
     struct task_scores *scores;       /* filled */
