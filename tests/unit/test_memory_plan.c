@@ -227,4 +227,12 @@ Test(memory_plan, test_what_is_refused)
     params = plan_params(&config, 10, 1);
     params.engine.chunk = 0;
     cr_expect(memory_plan_init(&params, &plan, &err) == -EINVAL && strstr(err.text, "chunk"), "%s", err.text);
+    /* An engine that has no room beside itself does not start; the plan tells the border. */
+    struct engine *engine;
+    params = plan_params(&config, 10, 1);
+    config.memory_limit = make_plan(&params).fixed;
+    cr_expect(engine_create(&config, &f.model, NULL, &engine, &err) == -EINVAL && strstr(err.text, "--memory-limit"), "%s", err.text);
+    config.memory_limit++;
+    cr_assert(engine_create(&config, &f.model, NULL, &engine, &err) >= 0, "%s", err.text);
+    engine_free(engine);
 }

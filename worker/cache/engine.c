@@ -129,17 +129,29 @@ static int alloc_device(struct engine *engine)
     return 0;
 }
 
-static int alloc_host(struct engine *engine)
+/* The table of chosen pages; none when all are attended. */
+static size_t chosen_pages(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
+    return engine->fetch_pages == INT32_MAX ? 0 : n_items * (size_t)engine->fetch_pages + 1;
+}
+
+size_t engine_host_bytes(const struct engine *engine)
+{
+    const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
+    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) +
+           chosen_pages(engine) * sizeof(*engine->chosen);
+}
+
+static int alloc_host(struct engine *engine)
+{
+    const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads, n_chosen = chosen_pages(engine);
     engine->dst = calloc((size_t)engine->n_max, sizeof(*engine->dst));
     engine->positions = calloc((size_t)engine->n_max, sizeof(*engine->positions));
     engine->items = calloc(n_items, sizeof(*engine->items));
-    if (engine->fetch_pages != INT32_MAX)
-        engine->chosen = calloc(n_items * (size_t)engine->fetch_pages + 1, sizeof(*engine->chosen));
-    if (!engine->dst || !engine->positions || !engine->items || (engine->fetch_pages != INT32_MAX && !engine->chosen))
-        return -ENOMEM;
-    return 0;
+    if (n_chosen)
+        engine->chosen = calloc(n_chosen, sizeof(*engine->chosen));
+    return engine->dst && engine->positions && engine->items && (engine->chosen || !n_chosen) ? 0 : -ENOMEM;
 }
 
 static void derive(struct engine *engine)
@@ -173,6 +185,9 @@ int engine_plan(const struct engine_config *config, struct model *model, struct 
     if (r < 0)
         return error_set(err, r, "no block layout for %d layers of %d KV heads of %d", c->n_layers, c->n_kv_heads, c->head_dim);
     size_engine(engine);
+    if (config->memory_limit && engine->fixed_bytes >= config->memory_limit)
+        return error_set(err, -EINVAL, "memory_limit is %zu, and the engine itself takes %zu bytes beyond the weights: allow more (--memory-limit), or lower --chunk or --max-running",
+                         config->memory_limit, engine->fixed_bytes);
     return 0;
 }
 

@@ -53,6 +53,9 @@ size_t sequence_plan_decode_bytes(const struct engine *engine, const struct sequ
 size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging);
 /* What a sequence is admitted by, before the store has been asked. */
 size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool);
+/* Bookkeeping in host memory: a sequence's (without log-probabilities of the prompt; sequence.c), and the engine's (engine.c). */
+size_t sequence_host_bytes(struct engine *engine, const struct sequence_plan *plan);
+size_t engine_host_bytes(const struct engine *engine);
 /* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
 

@@ -14,25 +14,7 @@ static void add_pieces(const struct engine *engine, const struct sequence_plan *
     }
 }
 
-/* As alloc_host of sequence.c. What grows with the context are the page lists; the kept positions grow with the budget. */
-static size_t sequence_host_bytes(const struct engine *engine, const struct sequence_plan *s)
-{
-    const struct model_config *c = &engine->model->config;
-    const size_t n_lists = (size_t)c->n_layers * (size_t)c->n_kv_heads;
-    return sizeof(struct sequence) + (size_t)s->n_total * sizeof(int32_t) +
-           (size_t)s->n_blocks * (sizeof(struct block_key) + sizeof(struct kv_lease) + sizeof(struct sequence_block)) +
-           n_lists * ((size_t)s->n_kept * sizeof(int32_t) + (size_t)s->n_pages * sizeof(struct kv_page) + sizeof(struct page_list));
-}
-
-/* As alloc_host of engine.c. */
-static size_t engine_host_bytes(const struct engine *engine)
-{
-    const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
-    const size_t chosen = engine->fetch_pages == INT32_MAX ? 0 : n_items * (size_t)engine->fetch_pages * sizeof(int32_t);
-    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) + chosen;
-}
-
-static void fill(const struct engine *engine, const struct sequence_plan *s, bool pool, struct memory_plan *plan)
+static void fill(struct engine *engine, const struct sequence_plan *s, bool pool, struct memory_plan *plan)
 {
     const int first = pool ? s->n_prompt_blocks : 0;
     const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks);
@@ -60,13 +42,14 @@ static void fill(const struct engine *engine, const struct sequence_plan *s, boo
 int memory_plan_init(const struct memory_plan_params *params, struct memory_plan *ret_plan, struct error *err)
 {
     struct model model = {.config = *params->model, .dev = params->dev, .ops = params->ops, .device = params->device, .stream = params->stream};
+    struct engine_config config = params->engine;
     struct engine engine = {0};
     struct sequence_plan sequence;
     struct memory_plan plan = {0};
-    int r = engine_plan(&params->engine, &model, &engine, err);
+    config.memory_limit = 0;
+    int r = engine_plan(&config, &model, &engine, err);
     if (r < 0)
         return r;
-    engine.config.memory_limit = 0;
     r = engine_admits(&engine, params->n_prompt, params->max_new, err);
     if (r < 0)
         return r;

@@ -29,10 +29,48 @@ static int check_request(const struct engine *engine, const struct sequence_requ
     return r == 0 ? error_set(err, -EAGAIN, "the sequence has to wait for device memory") : 0;
 }
 
-/* At least one element, so that NULL always means failure. */
-static void *host_array(size_t n, size_t size)
+/* The host arrays of a sequence are listed once, to be allocated or to be counted. */
+struct host_arrays {
+    bool count_only;
+    bool failed;
+    size_t bytes;
+};
+
+static void *host_array(struct host_arrays *arrays, size_t n, size_t size)
 {
-    return calloc(n ? n : 1, size);
+    arrays->bytes += n * size;
+    if (arrays->count_only)
+        return NULL;
+    void *array = calloc(n ? n : 1, size);
+    arrays->failed |= !array;
+    return array;
+}
+
+static void take_host_arrays(struct sequence *seq, bool prompt_logprobs, struct host_arrays *a)
+{
+    const struct sequence_plan *p = &seq->plan;
+    const struct model_config *c = &seq->engine->model->config;
+    const size_t n_lists = (size_t)c->n_layers * (size_t)c->n_kv_heads;
+
+    seq->tokens = host_array(a, (size_t)p->n_total, sizeof(*seq->tokens));
+    seq->keys = host_array(a, (size_t)p->n_blocks, sizeof(*seq->keys));
+    seq->leases = host_array(a, (size_t)p->n_blocks, sizeof(*seq->leases));
+    seq->blocks = host_array(a, (size_t)p->n_blocks, sizeof(*seq->blocks));
+    seq->layers = host_array(a, (size_t)c->n_layers, sizeof(*seq->layers));
+    seq->kept = host_array(a, n_lists * (size_t)p->n_kept, sizeof(*seq->kept));
+    seq->head_first = host_array(a, (size_t)c->n_layers * ((size_t)c->n_kv_heads + 1), sizeof(*seq->head_first));
+    seq->pages = host_array(a, n_lists * (size_t)p->n_pages, sizeof(*seq->pages));
+    seq->lists = host_array(a, n_lists, sizeof(*seq->lists));
+    if (prompt_logprobs)
+        seq->prompt_logprobs = host_array(a, (size_t)p->n_prompt - 1, sizeof(float));
+}
+
+size_t sequence_host_bytes(struct engine *engine, const struct sequence_plan *plan)
+{
+    struct sequence seq = {.engine = engine, .plan = *plan};
+    struct host_arrays arrays = {.count_only = true};
+    take_host_arrays(&seq, false, &arrays);
+    return sizeof(seq) + arrays.bytes;
 }
 
 /* Each layer's kept rows, one layer after the other. */
@@ -54,20 +92,10 @@ static int alloc_host(struct sequence *seq, bool prompt_logprobs)
     const struct sequence_plan *p = &seq->plan;
     const struct model_config *c = &seq->engine->model->config;
     const size_t n_lists = (size_t)c->n_layers * (size_t)c->n_kv_heads;
+    struct host_arrays arrays = {0};
 
-    seq->tokens = host_array((size_t)p->n_total, sizeof(*seq->tokens));
-    seq->keys = host_array((size_t)p->n_blocks, sizeof(*seq->keys));
-    seq->leases = host_array((size_t)p->n_blocks, sizeof(*seq->leases));
-    seq->blocks = host_array((size_t)p->n_blocks, sizeof(*seq->blocks));
-    seq->layers = host_array((size_t)c->n_layers, sizeof(*seq->layers));
-    seq->kept = host_array(n_lists * (size_t)p->n_kept, sizeof(*seq->kept));
-    seq->head_first = host_array((size_t)c->n_layers * ((size_t)c->n_kv_heads + 1), sizeof(*seq->head_first));
-    seq->pages = host_array(n_lists * (size_t)p->n_pages, sizeof(*seq->pages));
-    seq->lists = host_array(n_lists, sizeof(*seq->lists));
-    if (prompt_logprobs)
-        seq->prompt_logprobs = host_array((size_t)p->n_prompt - 1, sizeof(float));
-    if (!seq->tokens || !seq->keys || !seq->leases || !seq->blocks || !seq->layers || !seq->kept || !seq->head_first || !seq->pages || !seq->lists ||
-        (prompt_logprobs && !seq->prompt_logprobs))
+    take_host_arrays(seq, prompt_logprobs, &arrays);
+    if (arrays.failed)
         return -ENOMEM;
     place_layers(seq);
     for (size_t i = 0; i < n_lists; i++)
