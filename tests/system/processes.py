@@ -1,5 +1,5 @@
 """Real processes for system tests. Each runs in a folder of its own and ends with the object, at the latest with the test (parent-death signal)."""
-import ctypes, http.client, json, os, signal, socket, subprocess, tempfile, time
+import ctypes, http.client, json, os, re, signal, socket, subprocess, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get('TIDEPOOL_BUILD', os.path.join(ROOT, 'build'))
@@ -66,6 +66,22 @@ class Process:
         if self.popen.poll() is None:
             self.popen.kill()
             self.popen.wait()
+
+
+class Worker(Process):
+    """tidepool-worker."""
+
+    def memory(self, field='bytes'):
+        """What it logs on SIGUSR1: {tag: bytes held}, or with 'peak_bytes' the most ever held."""
+        start = len(self.log())
+        self.kill(signal.SIGUSR1)
+        await_true('the memory report', lambda: 'tag=heap' in self.log()[start:])
+        tags = {}
+        for line in self.log()[start:].splitlines():
+            fields = dict(re.findall(r'(\w+)=(\S+)', line))
+            if fields.get('event') == 'memory' and field in fields:
+                tags[fields['tag']] = int(fields[field])
+        return tags
 
 
 class Router(Process):
@@ -161,7 +177,7 @@ class Stack:
         return process
 
     def start_worker(self, name):
-        return self._add(Process('tidepool-worker', ['--model', MODEL, '--router', self.router.endpoint, '--store', self.store_socket, '--name', name, '--threads',
+        return self._add(Worker('tidepool-worker', ['--model', MODEL, '--router', self.router.endpoint, '--store', self.store_socket, '--name', name, '--threads',
                                                      str(self.threads), *self.worker_args], self.folder.name, name))
 
     def logs(self):

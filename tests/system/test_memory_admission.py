@@ -18,6 +18,12 @@ def limit(plan):
     return plan['layer-major']['peak_total_bytes']
 
 
+def test_wrong_use_of_plan_ends_with_2_and_names_the_option():
+    for args, text in [(['--model', MODEL, '--context', '9000'], '--context 9000'), (['--model', 'none.gguf'], 'none.gguf'), (['--model', MODEL, '--workers', '0'], 'workers')]:
+        run = subprocess.run([os.path.join(BUILD, 'bin', 'tidepool'), 'plan', *args], capture_output=True, text=True)
+        assert run.returncode == 2 and text in run.stderr and not run.stdout, run
+
+
 def start(limit):
     return Stack(workers=1, worker_args=[*SHAPE, '--memory-limit', str(limit)])
 
@@ -31,6 +37,11 @@ def test_request_that_needs_the_whole_limit_is_served_and_one_byte_less_is_refus
     with start(limit) as s:
         answer = s.router.ask('/v1/completions', **body(CONTEXT - ANSWER))
         assert answer['usage']['completion_tokens'] == ANSWER and answer['usage']['prompt_tokens'] == CONTEXT - ANSWER
+        # What it took is what was planned; when the answer's blocks go to the pool is the store's affair.
+        peaks, planned = s.workers[0].memory('peak_bytes'), plan['layer-major']['peak_bytes']
+        assert peaks['weights'] == plan['weights']['device_bytes']
+        assert {tag: peaks[tag] for tag in planned if tag not in ('weights', 'staging')} == {tag: planned[tag] for tag in planned if tag not in ('weights', 'staging')}
+        assert peaks['staging'] <= planned['staging']
     with start(limit - 1) as s:
         status, _, answer = s.router.request('POST', '/v1/completions', body(CONTEXT - ANSWER))
         assert status == 400, answer

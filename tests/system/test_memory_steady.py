@@ -1,5 +1,5 @@
 """What a request takes it gives back: the memory of worker, router and store after 150 requests is what it was after 10."""
-import os, re, signal
+import os, re
 import pytest
 from processes import DOCUMENT, Stack, await_true
 
@@ -10,19 +10,6 @@ TUNABLES = {'GLIBC_TUNABLES': 'glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0
 HEAP_TOLERANCE = 64 << 10
 # Of the process: the same, in pages, and freed memory between pieces in use.
 PRIVATE_TOLERANCE = 512 << 10
-
-
-def memory_by_tag(worker):
-    """The worker's own account, which it logs on SIGUSR1: {tag: bytes}, the peak of each tag under 'tag peak'."""
-    start = len(worker.log())
-    worker.kill(signal.SIGUSR1)
-    await_true('the memory report', lambda: 'tag=heap' in worker.log()[start:])
-    tags = {}
-    for line in worker.log()[start:].splitlines():
-        if 'event=memory' in line:
-            fields = dict(re.findall(r'(\w+)=(\S+)', line))
-            tags[fields['tag']] = int(fields['bytes'])
-    return tags
 
 
 def private_bytes(process):
@@ -62,7 +49,7 @@ def await_idle(stack):
 
 def measure(stack):
     await_idle(stack)
-    return memory_by_tag(stack.workers[0]), {p.name: private_bytes(p) for p in (stack.workers[0], stack.router, stack.store)}
+    return stack.workers[0].memory(), {p.name: private_bytes(p) for p in (stack.workers[0], stack.router, stack.store)}
 
 
 def test_memory_after_150_requests_is_that_after_10(stack):
