@@ -148,8 +148,7 @@ static int sharing(const struct plan_report *p, struct buf *out)
 
 static int fits(const struct plan_report *p, struct buf *out)
 {
-    const struct plan_options *o = p->options;
-    const size_t memory = (size_t)o->device_memory;
+    const size_t memory = (size_t)p->options->device_memory;
     size_t running[PLAN_ORDER_COUNT], prefilling[PLAN_ORDER_COUNT], longest[PLAN_ORDER_COUNT];
     char title[160], a[CELL], b[CELL];
     if (!memory)
@@ -170,9 +169,26 @@ static int fits(const struct plan_report *p, struct buf *out)
         r = count_row(out, "with one at its prompt, in all", prefilling);
     if (r >= 0)
         r = count_row(out, "longest context of one", longest);
-    if (r >= 0 && running[PLAN_LAYER] > (size_t)o->max_running)
-        r = buf_printf(out, "  --max-running %lld lets %lld of them run at a time.\n", (long long)o->max_running, (long long)o->max_running);
     return r;
+}
+
+/* What to start the workers with, so that as many such requests run as fit and each finds its own document in the pool. */
+static int advice(const struct plan_report *p, struct buf *out)
+{
+    const struct plan_options *o = p->options;
+    const size_t memory = (size_t)o->device_memory, allowed = p->fits[PLAN_LAYER].prefilling, unit = 256 << 20;
+    const size_t n = allowed < (size_t)o->max_running ? allowed : (size_t)o->max_running;
+    if (!memory || memory <= p->weights)
+        return 0;
+    if (n == 0)
+        return buf_append_str(out, "\nNot one such request fits: lower --context, --budget or --chunk, or choose smaller --weights or a larger device.\n");
+    const size_t pool = (p->orders[PLAN_LAYER].pool_bytes * n * (size_t)o->workers + unit - 1) / unit * unit;
+    int r = buf_printf(out, "\nServe with --memory-limit %zu --max-running %zu", memory - p->weights, n);
+    if (r >= 0 && o->pool)
+        r = buf_printf(out, " --pool-size %zuM, if all that run have documents of their own", pool >> 20);
+    if (r >= 0 && allowed > n)
+        r = buf_printf(out, "; there is memory for more of them, up to --max-running %zu less what each adds to the workspace", allowed);
+    return r < 0 ? r : buf_append_str(out, ".\n");
 }
 
 static int workers(const struct plan_report *p, struct buf *out)
@@ -189,7 +205,7 @@ static int workers(const struct plan_report *p, struct buf *out)
 
 int plan_report_text(const struct plan_report *report, struct buf *out)
 {
-    int (*const parts[])(const struct plan_report *, struct buf *) = {head, weights_and_pool, tags, sharing, fits, workers};
+    int (*const parts[])(const struct plan_report *, struct buf *) = {head, weights_and_pool, tags, sharing, fits, workers, advice};
     int r = 0;
     for (size_t i = 0; r >= 0 && i < ARRAY_LEN(parts); i++)
         r = parts[i](report, out);
