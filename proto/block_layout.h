@@ -92,16 +92,23 @@ struct block_layout {
 /* Fills the table. -EINVAL unless 1 <= n_layers <= 512, 1 <= n_kv_heads <= 256, head_dim a multiple of 32 in 32..256. */
 int block_layout_init(struct block_layout *ret_layout, enum kv_format format, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim);
 
-static inline uint64_t block_slice_offset(const struct block_layout *l, bool first, uint32_t layer)
+/* Kernels on a GPU use these too. */
+#ifdef __CUDACC__
+#define BLOCK_LAYOUT_INLINE static inline __host__ __device__
+#else
+#define BLOCK_LAYOUT_INLINE static inline
+#endif
+
+BLOCK_LAYOUT_INLINE uint64_t block_slice_offset(const struct block_layout *l, bool first, uint32_t layer)
 {
     return (uint64_t)layer * l->slice_bytes[first];
 }
 /* Offsets inside one layer's slice. */
-static inline uint32_t block_index_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
+BLOCK_LAYOUT_INLINE uint32_t block_index_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
 {
     return kv_head * l->head_bytes[first] + subpage * l->index_entry_bytes;
 }
-static inline uint32_t block_subpage_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
+BLOCK_LAYOUT_INLINE uint32_t block_subpage_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
 {
     uint32_t pages = kv_head * l->head_bytes[first] + BLOCK_SUBPAGES * l->index_entry_bytes;
     if (subpage == 0)
@@ -109,7 +116,7 @@ static inline uint32_t block_subpage_offset(const struct block_layout *l, bool f
     return pages + (first ? l->sink.bytes : l->page.bytes) + (subpage - 1) * l->page.bytes;
 }
 /* The layout of a given sub-page: `sink` for sub-page 0 of a first block, else `page`. */
-static inline const struct subpage_layout *block_subpage_layout(const struct block_layout *l, bool first, uint32_t subpage)
+BLOCK_LAYOUT_INLINE const struct subpage_layout *block_subpage_layout(const struct block_layout *l, bool first, uint32_t subpage)
 {
     return first && subpage == 0 ? &l->sink : &l->page;
 }

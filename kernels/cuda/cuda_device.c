@@ -1,0 +1,391 @@
+/* The GPU as a device: an arena, streams with a ring for small arguments, a cuBLAS handle, and scratch for GEMM operands. */
+#include "kernels/cuda/cuda_private.h"
+#include "proto/base/base_assert.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The driver is said to get slow beyond it. */
+static const size_t register_piece = (size_t)64 << 30;
+
+int cuda_error(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess:
+        return 0;
+    case cudaErrorMemoryAllocation:
+        cudaGetLastError(); /* not sticky: takes it off the list, so that the next launch is not blamed */
+        return -ENOMEM;
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidConfiguration:
+        cudaGetLastError();
+        return -EINVAL;
+    case cudaErrorNotSupported:
+        cudaGetLastError();
+        return -ENOTSUP;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInitializationError:
+        return -ENODEV;
+    default:
+        return -EIO;
+    }
+}
+
+int cublas_error(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        return 0;
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return -ENOMEM;
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return -ENOTSUP;
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return -EINVAL;
+    default:
+        return -EIO;
+    }
+}
+
+/* ---- device ---- */
+
+static void device_close(struct device *device)
+{
+    if (!device)
+        return;
+    if (device->blas)
+        cublasDestroy(device->blas);
+    if (device->fixed_event)
+        cudaEventDestroy(device->fixed_event);
+    cuda_arena_free(&device->arena, device->fixed_scratch);
+    cuda_arena_free(&device->arena, device->blas_workspace);
+    for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
+        ASSERT(!device->registered[i].base);
+    cuda_arena_fini(&device->arena);
+    free(device);
+}
+
+static int device_init(struct device *device)
+{
+    int n_devices = 0, r = cuda_error(cudaGetDeviceCount(&n_devices));
+    if (r < 0 || device->ordinal >= n_devices)
+        return -ENODEV;
+    r = cuda_error(cudaSetDevice(device->ordinal));
+    if (r == 0)
+        r = cuda_error(cudaGetDeviceProperties(&device->properties, device->ordinal));
+    if (r == 0 && device->properties.major < 8)
+        r = -ENODEV; /* bf16 tensor cores and cp.async came with sm_80 */
+    if (r == 0)
+        r = cuda_arena_alloc(&device->arena, MEM_WORKSPACE, CUDA_FIXED_SCRATCH_BYTES, &device->fixed_scratch);
+    if (r == 0)
+        r = cuda_arena_alloc(&device->arena, MEM_WORKSPACE, CUDA_BLAS_WORKSPACE_BYTES, &device->blas_workspace);
+    if (r == 0)
+        r = cuda_error(cudaEventCreateWithFlags(&device->fixed_event, cudaEventDisableTiming));
+    if (r == 0)
+        r = cublas_error(cublasCreate(&device->blas));
+    return r;
+}
+
+static int device_open(const struct device_config *config, struct device **ret_device)
+{
+    if (config->ordinal < 0)
+        return -EINVAL;
+    struct device *device = calloc(1, sizeof *device);
+    if (!device)
+        return -ENOMEM;
+    device->ordinal = config->ordinal;
+    cuda_arena_init(&device->arena, config->memory_limit);
+    int r = device_init(device);
+    if (r < 0) {
+        device_close(device);
+        return r;
+    }
+    *ret_device = device;
+    return 0;
+}
+
+static void device_properties(const struct device *device, struct device_properties *ret)
+{
+    const struct cudaDeviceProp *p = &device->properties;
+    *ret = (struct device_properties){
+        .memory_bytes = device->arena.limit ? device->arena.limit : p->totalGlobalMem,
+        .fixed_bytes = CUDA_FIXED_SCRATCH_BYTES + CUDA_BLAS_WORKSPACE_BYTES,
+        .n_threads = 1,
+        .isa = CPU_ISA_AUTO,
+    };
+    snprintf(ret->name, sizeof ret->name, "cuda %.80s sm_%d%d", p->name, p->major, p->minor);
+}
+
+static int device_alloc(struct device *device, enum mem_tag tag, size_t bytes, void **ret_memory)
+{
+    return cuda_arena_alloc(&device->arena, tag, bytes, ret_memory);
+}
+
+static void device_free(struct device *device, void *memory)
+{
+    cuda_arena_free(&device->arena, memory);
+}
+
+static void device_memory_stats(const struct device *device, struct device_memory_stats *ret)
+{
+    *ret = device->arena.stats;
+}
+
+static void device_reset_peaks(struct device *device)
+{
+    cuda_arena_reset_peaks(&device->arena);
+}
+
+/* ---- registered memory ---- */
+
+static void unregister_pieces(uint8_t *base, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += register_piece)
+        cuda_error(cudaHostUnregister(base + at));
+}
+
+static int register_pieces(uint8_t *base, size_t bytes, unsigned flags)
+{
+    for (size_t at = 0; at < bytes; at += register_piece) {
+        size_t piece = bytes - at < register_piece ? bytes - at : register_piece;
+        int r = cuda_error(cudaHostRegister(base + at, piece, flags));
+        if (r < 0) {
+            unregister_pieces(base, at);
+            return r;
+        }
+    }
+    return 0;
+}
+
+/* A mapping that may only be read has to be registered as such; one that may be written may be either. */
+static int device_host_register(struct device *device, void *base, size_t bytes)
+{
+    int slot = 0;
+    if (!base || bytes == 0)
+        return -EINVAL;
+    while (slot < CUDA_MAX_REGISTERED && device->registered[slot].base)
+        slot++;
+    if (slot == CUDA_MAX_REGISTERED)
+        return -ENOMEM;
+    int r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly);
+    if (r == -ENOTSUP || r == -EINVAL)
+        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (r < 0)
+        return r;
+    device->registered[slot].base = base;
+    device->registered[slot].bytes = bytes;
+    return 0;
+}
+
+static void device_host_unregister(struct device *device, void *base)
+{
+    for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
+        if (device->registered[i].base == base) {
+            unregister_pieces(base, device->registered[i].bytes);
+            device->registered[i].base = NULL;
+        }
+}
+
+/* ---- streams ---- */
+
+static void stream_free(struct stream *s)
+{
+    if (!s)
+        return;
+    if (s->cuda) {
+        cudaStreamSynchronize(s->cuda);
+        cudaStreamDestroy(s->cuda);
+    }
+    if (s->device->fixed_owner == s)
+        s->device->fixed_owner = NULL;
+    cudaFreeHost(s->args_host);
+    cuda_arena_free(&s->device->arena, s->args_device);
+    free(s);
+}
+
+static int stream_create(struct device *device, struct stream **ret_stream)
+{
+    struct stream *s = calloc(1, sizeof *s);
+    void *memory = NULL;
+    if (!s)
+        return -ENOMEM;
+    s->device = device;
+    int r = cuda_error(cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking));
+    if (r < 0)
+        goto fail;
+    r = cuda_error(cudaHostAlloc(&memory, CUDA_ARGS_BYTES, cudaHostAllocDefault));
+    if (r < 0)
+        goto fail;
+    s->args_host = memory;
+    r = cuda_arena_alloc(&device->arena, MEM_WORKSPACE, CUDA_ARGS_BYTES, &memory);
+    if (r < 0)
+        goto fail;
+    s->args_device = memory;
+    *ret_stream = s;
+    return 0;
+fail:
+    stream_free(s);
+    return r;
+}
+
+int stream_wait_idle(struct stream *s)
+{
+    return cuda_error(cudaStreamSynchronize(s->cuda));
+}
+
+static int stream_sync(struct stream *s)
+{
+    return stream_wait_idle(s);
+}
+
+int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device)
+{
+    size_t rounded = (bytes + 15) & ~(size_t)15;
+    if (bytes > CUDA_ARGS_MAX_BYTES)
+        return -ENOTSUP;
+    if (rounded > CUDA_ARGS_BYTES - s->args_used) {
+        int r = stream_wait_idle(s);
+        if (r < 0)
+            return r;
+        s->args_used = 0;
+    }
+    *ret_host = s->args_host + s->args_used;
+    *ret_device = s->args_device + s->args_used;
+    s->args_used += rounded;
+    return 0;
+}
+
+int stream_args(struct stream *s, const void *src, size_t bytes, const void **ret_device)
+{
+    void *host, *device;
+    int r = stream_args_room(s, bytes, &host, &device);
+    if (r < 0)
+        return r;
+    memcpy(host, src, bytes);
+    r = cuda_error(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, s->cuda));
+    if (r == 0)
+        *ret_device = device;
+    return r;
+}
+
+static void stream_scratch(struct stream *s, void *memory, size_t bytes)
+{
+    s->scratch = memory;
+    s->scratch_bytes = memory ? bytes : 0;
+    s->scratch_used = 0;
+}
+
+int stream_temp(struct stream *s, size_t bytes, void **ret_memory)
+{
+    const size_t aligned = (256 - ((uintptr_t)s->scratch & 255)) & 255;
+    ASSERT(!s->overflow && s->scratch_used == 0);
+    if (s->scratch && aligned + bytes <= s->scratch_bytes) {
+        s->scratch_used = aligned + bytes;
+        *ret_memory = s->scratch + aligned;
+        return 0;
+    }
+    int r = cuda_arena_alloc(&s->device->arena, MEM_WORKSPACE, bytes, &s->overflow);
+    if (r == 0)
+        *ret_memory = s->overflow;
+    return r;
+}
+
+/* Memory of the arena goes back, so its use must be over: that wait is the price of not setting scratch aside. */
+int stream_temp_end(struct stream *s, int result)
+{
+    s->scratch_used = 0;
+    if (s->overflow) {
+        int r = stream_wait_idle(s);
+        cuda_arena_free(&s->device->arena, s->overflow);
+        s->overflow = NULL;
+        if (result >= 0 && r < 0)
+            return r;
+    }
+    return result;
+}
+
+int stream_fixed(struct stream *s, void **ret_memory)
+{
+    struct device *device = s->device;
+    int r = 0;
+    if (device->fixed_owner && device->fixed_owner != s) {
+        r = cuda_error(cudaEventRecord(device->fixed_event, device->fixed_owner->cuda));
+        if (r == 0)
+            r = cuda_error(cudaStreamWaitEvent(s->cuda, device->fixed_event, 0));
+    }
+    if (r < 0)
+        return r;
+    device->fixed_owner = s;
+    *ret_memory = device->fixed_scratch;
+    return 0;
+}
+
+/* ---- events and copies ---- */
+
+static int event_create(struct device *device, struct device_event **ret_event)
+{
+    struct device_event *event = malloc(sizeof *event);
+    if (!event)
+        return -ENOMEM;
+    event->device = device;
+    int r = cuda_error(cudaEventCreateWithFlags(&event->cuda, cudaEventDisableTiming));
+    if (r < 0) {
+        free(event);
+        return r;
+    }
+    *ret_event = event;
+    return 0;
+}
+
+static void event_free(struct device_event *event)
+{
+    if (event)
+        cudaEventDestroy(event->cuda);
+    free(event);
+}
+
+static int event_record(struct device_event *event, struct stream *stream)
+{
+    ASSERT(event->device == stream->device);
+    return cuda_error(cudaEventRecord(event->cuda, stream->cuda));
+}
+
+static int stream_wait(struct stream *stream, struct device_event *event)
+{
+    ASSERT(event->device == stream->device);
+    return cuda_error(cudaStreamWaitEvent(stream->cuda, event->cuda, 0));
+}
+
+static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
+{
+    return cuda_error(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream->cuda));
+}
+
+const struct device_ops *cuda_device_ops(void)
+{
+    static const struct device_ops ops = {
+        .name = "cuda",
+        .open = device_open,
+        .close = device_close,
+        .properties = device_properties,
+        .alloc = device_alloc,
+        .free = device_free,
+        .memory_stats = device_memory_stats,
+        .reset_peaks = device_reset_peaks,
+        .host_register = device_host_register,
+        .host_unregister = device_host_unregister,
+        .stream_create = stream_create,
+        .stream_free = stream_free,
+        .stream_scratch = stream_scratch,
+        .stream_sync = stream_sync,
+        .event_create = event_create,
+        .event_free = event_free,
+        .event_record = event_record,
+        .stream_wait = stream_wait,
+        .copy = stream_copy,
+    };
+    return &ops;
+}

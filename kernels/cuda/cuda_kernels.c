@@ -1,0 +1,84 @@
+/* The CUDA backend's tables. What is missing returns -ENOTSUP and is named, so that the loader does not take the plugin for a whole one. */
+#include "kernels/backend.h"
+#include "kernels/cuda/cuda_private.h"
+#include <errno.h>
+
+#define MISSING "attn_prefill, attn_decode, page_summaries, window_scores, sample, and a worker that keeps its arrays in device memory"
+
+static int no_attn_prefill(struct stream *s, const struct attn_prefill_params *p)
+{
+    (void)s, (void)p;
+    return -ENOTSUP;
+}
+
+static int no_attn_decode(struct stream *s, struct attn_decode_params *p)
+{
+    (void)s, (void)p;
+    return -ENOTSUP;
+}
+
+static int no_page_summaries(struct stream *s, const struct page_summary_params *p)
+{
+    (void)s, (void)p;
+    return -ENOTSUP;
+}
+
+static int no_window_scores(struct stream *s, const struct window_score_params *p)
+{
+    (void)s, (void)p;
+    return -ENOTSUP;
+}
+
+static int no_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
+{
+    (void)s, (void)logits, (void)n_vocab, (void)p, (void)ret;
+    return -ENOTSUP;
+}
+
+/* What is there so far takes nothing but the fixed scratch. */
+static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
+{
+    (void)s, (void)bounds;
+    return 0;
+}
+
+const struct kernel_ops *cuda_kernel_ops(void)
+{
+    static const struct kernel_ops ops = {
+        .weight_bytes = cuda_weight_bytes,
+        .weight_pack = cuda_weight_pack,
+        .matmul = cuda_matmul,
+        .embed = cuda_embed,
+        .rmsnorm = cuda_rmsnorm,
+        .silu_mul = cuda_silu_mul,
+        .rope_table = cuda_rope_table,
+        .qkv_finish = cuda_qkv_finish,
+        .attn_prefill = no_attn_prefill,
+        .attn_decode = no_attn_decode,
+        .page_summaries = no_page_summaries,
+        .window_scores = no_window_scores,
+        .topk = cuda_topk,
+        .gather_rows = cuda_gather_rows,
+        .block_encode = cuda_block_encode,
+        .block_decode = cuda_block_decode,
+        .scratch_bytes = scratch_bytes,
+        .sample = no_sample,
+    };
+    return &ops;
+}
+
+__attribute__((visibility("default"))) const struct kernel_backend *tidepool_cuda_backend(void);
+
+const struct kernel_backend *tidepool_cuda_backend(void)
+{
+    static struct kernel_backend backend;
+    backend = (struct kernel_backend){
+        .abi = KERNEL_BACKEND_ABI,
+        .table_bytes = sizeof(struct device_ops) + sizeof(struct kernel_ops),
+        .name = "cuda",
+        .device = cuda_device_ops(),
+        .ops = cuda_kernel_ops(),
+        .missing = MISSING,
+    };
+    return &backend;
+}

@@ -1,0 +1,95 @@
+/* What the files of kernels/cuda share: the device behind the opaque handles, and what an op needs of it. C, and C++ for the .cu files. */
+#pragma once
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#ifdef __cplusplus
+extern "C" { /* the project's headers are C */
+#endif
+#include "kernels/cuda/cuda_arena.h"
+#include "kernels/kernels.h"
+
+enum {
+    CUDA_ARGS_BYTES = 8 << 20,            /* of a stream's ring for small host arrays */
+    CUDA_ARGS_MAX_BYTES = CUDA_ARGS_BYTES / 4, /* of one of them: so the last three stay intact whatever wraps */
+    CUDA_FIXED_SCRATCH_BYTES = 32 << 20,  /* of the device, for GEMM operands */
+    CUDA_BLAS_WORKSPACE_BYTES = 32 << 20, /* cuBLAS asks for as much on Hopper; given to it, so that it allocates nothing of its own */
+    CUDA_MAX_REGISTERED = 16,
+};
+
+struct device {
+    struct cuda_arena arena;
+    struct cudaDeviceProp properties;
+    int ordinal;
+    cublasHandle_t blas;
+    void *fixed_scratch, *blas_workspace;
+    struct stream *fixed_owner;  /* who used fixed_scratch last; NULL: nobody that is still there */
+    cudaEvent_t fixed_event;
+    struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
+};
+
+struct stream {
+    struct device *device;
+    cudaStream_t cuda;
+    /* Small arrays of the host for kernels: written to pinned memory, copied to the same place of the device's. Begun anew only after the stream has been waited for. */
+    uint8_t *args_host, *args_device;
+    size_t args_used;
+    /* Scratch that the owner set aside; ops take from it and give all back at their end, and the stream's order keeps their uses apart. */
+    uint8_t *scratch;
+    size_t scratch_bytes, scratch_used;
+    void *overflow;   /* what the scratch had no room for: one piece of the arena */
+};
+
+struct device_event {
+    struct device *device;
+    cudaEvent_t cuda;
+};
+
+/* 0 or the negative errno of a CUDA error: -ENOMEM, -ENODEV, -EINVAL, -ENOTSUP, else -EIO (the device or the driver failed; it stays so). */
+int cuda_error(cudaError_t error);
+int cublas_error(cublasStatus_t status);
+
+/* Copies a small array of the host into the ring; ret_device is its address there, 16-byte aligned, valid for what the op submits that uses at most three. -ENOTSUP beyond
+ * CUDA_ARGS_MAX_BYTES. */
+int stream_args(struct stream *s, const void *src, size_t bytes, const void **ret_device);
+/* Room in the ring on both sides: for results that come back. */
+int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device);
+/* Waits for everything submitted. */
+int stream_wait_idle(struct stream *s);
+
+/* Scratch for one op, 256-byte aligned: one piece at a time. stream_temp_end when all work on it has been submitted. */
+int stream_temp(struct stream *s, size_t bytes, void **ret_memory);
+int stream_temp_end(struct stream *s, int result);
+
+/* The device's fixed scratch, from now on this stream's: it waits for whoever had it. stream_fixed_end when all work on it has been submitted. */
+int stream_fixed(struct stream *s, void **ret_memory);
+
+static inline int64_t ceil_div64(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* The ops, one a .cu or .c file. */
+size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols);
+int cuda_weight_pack(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed);
+int cuda_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
+int cuda_embed(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
+int cuda_rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y);
+int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
+int cuda_rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
+int cuda_qkv_finish(struct stream *s, const struct qkv_params *p);
+int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended);
+int cuda_block_decode(struct stream *s, const struct block_params *p);
+int cuda_gather_rows(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);
+int cuda_topk(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);
+
+/* Columns of a packed weight from one row to the next: bf16 rows start on 16 bytes. */
+static inline int64_t cuda_weight_ld(int64_t n_cols)
+{
+    return (n_cols + 7) / 8 * 8;
+}
+
+const struct device_ops *cuda_device_ops(void);
+const struct kernel_ops *cuda_kernel_ops(void);
+#ifdef __cplusplus
+}
+#endif

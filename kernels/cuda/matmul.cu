@@ -1,0 +1,81 @@
+/* y_i = x W_i^T (+ bias) (+ residual): cuBLAS over bf16 operands with fp32 sums. x is rounded to bf16 into the device's fixed scratch, in lots of rows that fit; a residual that is y
+ * itself is summed by the GEMM, another one and the bias by a pass over y (so y + bias comes last there, which is the CPU's sum but for a rounding).
+ * cuBLAS chooses its algorithm by shape, so, unlike on the CPU, an output's last bits may depend on the number of rows. */
+#include "kernels/cuda/elementwise.cuh"
+#include <errno.h>
+
+enum { MATMUL_OUTS_MAX = 4 };
+
+__global__ void matmul_round_kernel(const float *x, int64_t n, int64_t n_cols, int64_t ld_x, int64_t ld, bf16_t *y)
+{
+    EACH_ELEMENT(i, n * ld)
+    {
+        const int64_t row = i / ld, c = i % ld;
+        y[i] = c < n_cols ? bf16_from_float(x[row * ld_x + c]) : 0;
+    }
+}
+
+__global__ void matmul_add_kernel(float *y, int64_t n, int64_t n_cols, int64_t ld_y, const float *bias, const float *residual)
+{
+    EACH_ELEMENT(i, n * n_cols)
+    {
+        const int64_t at = i / n_cols * ld_y + i % n_cols;
+        float sum = y[at];
+        if (bias)
+            sum += bias[i % n_cols];
+        if (residual)
+            sum += residual[at];
+        y[at] = sum;
+    }
+}
+
+/* Rows [row, row + n) of one output. */
+static int matmul_lot(struct stream *s, const bf16_t *x, int64_t row, int64_t n, const struct matmul_out *out)
+{
+    const struct weight *w = out->w;
+    const int64_t ld = cuda_weight_ld(w->n_cols);
+    float *y = out->y + row * out->ld_y;
+    const float one = 1, add = out->residual == out->y ? 1.0f : 0.0f;
+    const float *residual = out->residual && add == 0 ? out->residual + row * out->ld_y : nullptr;
+    /* Row-major y [n, rows] is column-major [rows, n]: y' = W x'. */
+    int r = cublas_error(cublasGemmEx(s->device->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)w->n_rows, (int)n, (int)w->n_cols, &one, w->packed, CUDA_R_16BF, (int)ld, x, CUDA_R_16BF, (int)ld,
+                                      &add, y, CUDA_R_32F, (int)out->ld_y, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    if (r == 0 && (out->bias || residual))
+        r = cuda_error(LAUNCH(matmul_add_kernel, blocks_for(n * w->n_rows), BLOCK_THREADS, 0, s->cuda, y, n, w->n_rows, out->ld_y, out->bias, residual));
+    return r;
+}
+
+static int check(int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+{
+    if (n < 0 || n_outs < 1 || n_outs > MATMUL_OUTS_MAX)
+        return -EINVAL;
+    for (int i = 0; i < n_outs; i++) {
+        const struct weight *w = outs[i].w;
+        if (w->n_cols != outs[0].w->n_cols || ld_x < w->n_cols || outs[i].ld_y < w->n_rows)
+            return -EINVAL;
+        if (w->n_rows > INT32_MAX || w->n_cols > INT32_MAX || outs[i].ld_y > INT32_MAX)
+            return -ENOTSUP;
+    }
+    return cuda_weight_ld(outs[0].w->n_cols) * (int64_t)sizeof(bf16_t) > CUDA_FIXED_SCRATCH_BYTES ? -ENOTSUP : 0;
+}
+
+extern "C" int cuda_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+{
+    void *scratch;
+    int r = check(n, ld_x, outs, n_outs);
+    if (r < 0 || n == 0)
+        return r;
+    const int64_t n_cols = outs[0].w->n_cols, ld = cuda_weight_ld(n_cols), lot = CUDA_FIXED_SCRATCH_BYTES / (ld * (int64_t)sizeof(bf16_t));
+    r = stream_fixed(s, &scratch);
+    if (r == 0)
+        r = cublas_error(cublasSetStream(s->device->blas, s->cuda));
+    if (r == 0) /* a new stream takes the workspace away */
+        r = cublas_error(cublasSetWorkspace(s->device->blas, s->device->blas_workspace, CUDA_BLAS_WORKSPACE_BYTES));
+    for (int64_t row = 0; r == 0 && row < n; row += lot) {
+        const int64_t rows = n - row < lot ? n - row : lot;
+        r = cuda_error(LAUNCH(matmul_round_kernel, blocks_for(rows * ld), BLOCK_THREADS, 0, s->cuda, x + row * ld_x, rows, n_cols, ld_x, ld, (bf16_t *)scratch));
+        for (int i = 0; r == 0 && i < n_outs; i++)
+            r = matmul_lot(s, (const bf16_t *)scratch, row, rows, &outs[i]);
+    }
+    return r;
+}

@@ -1,0 +1,19 @@
+# The files of the CUDA backend, for the plugin (kernels/CMakeLists.txt) and for the emulator (tests/simt).
+set(CUDA_BACKEND_C
+  cuda_arena.c
+  cuda_device.c
+  cuda_kernels.c
+)
+set(CUDA_BACKEND_CU
+  block_decode.cu
+  block_encode.cu
+  embed.cu
+  gather_rows.cu
+  matmul.cu
+  qkv_finish.cu
+  rmsnorm.cu
+  rope_table.cu
+  silu_mul.cu
+  topk.cu
+  weight_pack.cu
+)

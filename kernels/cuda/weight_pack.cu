@@ -1,0 +1,49 @@
+/* Weights as the GPU keeps them: bf16 [n_rows, ld], row-major, ld = columns rounded up to 8 (cuda_weight_ld), whatever the file had; columns beyond the matrix are zeros.
+ * F32 and the quantized formats are rounded to bf16 once, here. The file's bytes go to the device piece by piece and are expanded there, an element a thread. */
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/weight_value.cuh"
+#include <errno.h>
+
+enum { PIECE_BYTES = 16 << 20, DIM_MAX = 1 << 28 };
+
+static bool shape_is_valid(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
+{
+    return (unsigned)dtype < WEIGHT_DTYPE_COUNT && n_rows >= 1 && n_rows <= DIM_MAX && n_cols >= 1 && n_cols <= DIM_MAX && n_cols % weight_file_block_of(dtype).cols == 0;
+}
+
+__global__ void weight_expand_kernel(enum weight_dtype dtype, struct weight_file_block file, const uint8_t *src, int64_t n_rows, int64_t n_cols, int64_t ld, bf16_t *packed)
+{
+    EACH_ELEMENT(i, n_rows * ld)
+    {
+        const int64_t row = i / ld, c = i % ld;
+        const uint8_t *block = src + (row * (n_cols / file.cols) + c / file.cols) * file.bytes;
+        packed[i] = c < n_cols ? bf16_from_float(weight_value(dtype, block, (int)(c % file.cols))) : 0;
+    }
+}
+
+extern "C" size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
+{
+    return shape_is_valid(dtype, n_rows, n_cols) ? (size_t)(n_rows * cuda_weight_ld(n_cols)) * sizeof(bf16_t) : 0;
+}
+
+/* src is host memory. */
+extern "C" int cuda_weight_pack(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed)
+{
+    void *piece;
+    if (!shape_is_valid(dtype, n_rows, n_cols) || !src || !packed)
+        return -EINVAL;
+    const struct weight_file_block file = weight_file_block_of(dtype);
+    const int64_t ld = cuda_weight_ld(n_cols), row_bytes = n_cols / file.cols * file.bytes, rows = PIECE_BYTES / row_bytes;
+    if (rows < 1)
+        return -ENOTSUP;
+    int r = stream_temp(s, (size_t)(row_bytes * (rows < n_rows ? rows : n_rows)), &piece);
+    if (r < 0)
+        return r;
+    for (int64_t row = 0; r == 0 && row < n_rows; row += rows) {
+        const int64_t n = n_rows - row < rows ? n_rows - row : rows;
+        r = cuda_error(cudaMemcpyAsync(piece, (const uint8_t *)src + row * row_bytes, (size_t)(n * row_bytes), cudaMemcpyHostToDevice, s->cuda));
+        if (r == 0)
+            r = cuda_error(LAUNCH(weight_expand_kernel, blocks_for(n * ld), BLOCK_THREADS, 0, s->cuda, dtype, file, (const uint8_t *)piece, n, n_cols, ld, (bf16_t *)packed + row * ld));
+    }
+    return stream_temp_end(s, r);
+}

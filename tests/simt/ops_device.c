@@ -1,0 +1,111 @@
+/* The device itself: memory by tag, limits, streams that wait for each other, registered host memory. */
+#include "tests/simt/ops_test.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static void memory_is_counted_by_tag(struct ops_test *t)
+{
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct device_memory_stats before, now;
+    void *pieces[200];
+    ops->memory_stats(t->gpu_device, &before);
+    for (int i = 0; i < 200; i++)
+        ops_test_true(t, "alloc", ops->alloc(t->gpu_device, i % 2 ? MEM_FAST : MEM_INDEX, 100, &pieces[i]) == 0);
+    ops->memory_stats(t->gpu_device, &now);
+    ops_test_true(t, "bytes of a tag", now.now[MEM_FAST] == before.now[MEM_FAST] + 100 * 100 && now.total_now == before.total_now + 200 * 100);
+    for (int i = 0; i < 200; i += 2)
+        ops->free(t->gpu_device, pieces[i]);
+    for (int i = 1; i < 200; i += 2)
+        ops->free(t->gpu_device, pieces[i]);
+    ops->memory_stats(t->gpu_device, &now);
+    ops_test_true(t, "all of it is given back", now.total_now == before.total_now && now.n_allocations == before.n_allocations && now.peak[MEM_FAST] >= 10000);
+    ops->reset_peaks(t->gpu_device);
+    ops->memory_stats(t->gpu_device, &now);
+    ops_test_true(t, "peaks are reset", now.total_peak == now.total_now);
+    ops_test_true(t, "no such tag", ops->alloc(t->gpu_device, MEM_TAG_COUNT, 1, &pieces[0]) == -EINVAL);
+}
+
+static void a_limit_holds(struct ops_test *t)
+{
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct device_properties p;
+    struct device *device;
+    void *memory;
+    ops->properties(t->gpu_device, &p);
+    ops_test_true(t, "open with a limit", ops->open(&(struct device_config){.n_threads = 1, .memory_limit = p.fixed_bytes + 1000}, &device) == 0);
+    ops_test_true(t, "beyond the limit", ops->alloc(device, MEM_FAST, 1001, &memory) == -ENOMEM);
+    ops_test_true(t, "at the limit", ops->alloc(device, MEM_FAST, 1000, &memory) == 0);
+    ops->free(device, memory);
+    ops->close(device);
+    ops_test_true(t, "a limit below the fixed part", ops->open(&(struct device_config){.n_threads = 1, .memory_limit = 1000}, &device) == -ENOMEM);
+    ops_test_true(t, "no such device", ops->open(&(struct device_config){.n_threads = 1, .ordinal = 99}, &device) == -ENODEV);
+}
+
+/* A writes, B copies after the event, then A may overwrite only after B's event. */
+static void events_order_streams(struct ops_test *t)
+{
+    enum { N = 1000, ROUNDS = 5 };
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct stream *other;
+    struct device_event *written, *read;
+    float *gate = ops_test_floats(t, N, 1), *up = ops_test_floats(t, N, 1), *expected = ops_test_alloc(N * sizeof(float));
+    float *dgate = ops_test_upload(t, gate, N * sizeof(float)), *dup = ops_test_upload(t, up, N * sizeof(float)), *dout = ops_test_room(t, N * sizeof(float));
+    float *copies = ops_test_room(t, ROUNDS * N * sizeof(float));
+    ops_test_true(t, "stream and events", ops->stream_create(t->gpu_device, &other) == 0 && ops->event_create(t->gpu_device, &written) == 0 && ops->event_create(t->gpu_device, &read) == 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        if (i > 0)
+            ops->stream_wait(t->gpu, read);
+        t->gpu_ops->silu_mul(t->gpu, i % 2 ? dup : dgate, dup, 1, N, dout);
+        ops->event_record(written, t->gpu);
+        ops->stream_wait(other, written);
+        ops->copy(other, copies + i * N, dout, N * sizeof(float));
+        ops->event_record(read, other);
+    }
+    ops_test_true(t, "sync", ops->stream_sync(other) == 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        float *copy = ops_test_download(t, copies + i * N, N * sizeof(float));
+        t->cpu_ops->silu_mul(t->cpu, i % 2 ? up : gate, up, 1, N, expected);
+        ops_test_same(t, "a copy on another stream", expected, copy, N * sizeof(float));
+        free(copy);
+    }
+    ops->event_free(written);
+    ops->event_free(read);
+    ops->stream_free(other);
+    free(gate), free(up), free(expected);
+}
+
+static void kernels_read_registered_memory(struct ops_test *t)
+{
+    enum { ROWS = 64, D = 64, BYTES = ROWS * D * 2 * 2 };
+    const struct device_ops *ops = t->gpu_backend->device;
+    uint16_t *pool = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *rows = ops_test_bf16(t, 2 * ROWS * D, 1);
+    int32_t indices[ROWS];
+    ops_test_true(t, "mmap", pool != MAP_FAILED);
+    memcpy(pool, rows, BYTES);
+    for (int i = 0; i < ROWS; i++)
+        indices[i] = ROWS - 1 - i;
+    int32_t *dindices = ops_test_upload(t, indices, sizeof indices);
+    uint16_t *k = ops_test_room(t, BYTES / 2), *v = ops_test_room(t, BYTES / 2);
+    ops_test_true(t, "register", ops->host_register(t->gpu_device, pool, BYTES) == 0);
+    ops_test_true(t, "gather", t->gpu_ops->gather_rows(t->gpu, pool, pool + ROWS * D, dindices, ROWS, D, k, v) == 0);
+    uint16_t *hk = ops_test_download(t, k, BYTES / 2), *hv = ops_test_download(t, v, BYTES / 2);
+    for (int i = 0; i < ROWS; i++) {
+        ops_test_same(t, "key row", rows + indices[i] * D, hk + i * D, D * 2);
+        ops_test_same(t, "value row", rows + (ROWS + indices[i]) * D, hv + i * D, D * 2);
+    }
+    ops->host_unregister(t->gpu_device, pool);
+    ops_test_true(t, "register again", ops->host_register(t->gpu_device, pool, BYTES) == 0);
+    ops->host_unregister(t->gpu_device, pool);
+    munmap(pool, BYTES);
+    free(rows), free(hk), free(hv);
+}
+
+void test_ops_device(struct ops_test *t)
+{
+    memory_is_counted_by_tag(t);
+    a_limit_holds(t);
+    events_order_streams(t);
+    kernels_read_registered_memory(t);
+}

@@ -1,0 +1,79 @@
+/* Weights of every format, embedding rows and GEMM. The GPU keeps weights and inputs in bf16, so results are held to the CPU's by 2e-5 (two roundings of 2^-9 make 5e-6). */
+#include "tests/kernels/plain_dequant.h"
+#include "tests/simt/ops_test.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct matrix {
+    struct weight cpu, gpu;
+    uint8_t *file;
+    void *cpu_packed;
+};
+
+static struct matrix matrix_make(struct ops_test *t, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
+{
+    struct matrix m = {.cpu = {.dtype = dtype, .n_rows = n_rows, .n_cols = n_cols}};
+    m.file = ops_test_alloc(plain_row_bytes(dtype, n_cols) * (size_t)n_rows);
+    plain_fill_rows(dtype, m.file, n_rows, n_cols, (uint64_t)(n_rows * 31 + n_cols));
+    m.gpu = m.cpu;
+    m.cpu.packed = m.cpu_packed = ops_test_alloc(t->cpu_ops->weight_bytes(dtype, n_rows, n_cols));
+    m.gpu.packed = ops_test_room(t, t->gpu_ops->weight_bytes(dtype, n_rows, n_cols));
+    t->cpu_ops->weight_pack(t->cpu, dtype, n_rows, n_cols, m.file, m.cpu_packed);
+    ops_test_true(t, "weight_pack", t->gpu_ops->weight_pack(t->gpu, dtype, n_rows, n_cols, m.file, (void *)(uintptr_t)m.gpu.packed) == 0);
+    return m;
+}
+
+static void matrix_free(struct matrix *m)
+{
+    free(m->file);
+    free(m->cpu_packed);
+}
+
+/* Rows as embedded are the weights themselves, to half a unit of bf16. */
+static void embed(struct ops_test *t, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
+{
+    int32_t ids[5] = {0, (int32_t)n_rows - 1, 1, (int32_t)n_rows / 2, 0};
+    const size_t count = 5 * (size_t)n_cols, bytes = count * sizeof(float);
+    struct matrix m = matrix_make(t, dtype, n_rows, n_cols);
+    float *expected = ops_test_alloc(bytes), *dy = ops_test_room(t, bytes);
+    t->cpu_ops->embed(t->cpu, &m.cpu, ids, 5, expected);
+    ops_test_true(t, "embed", t->gpu_ops->embed(t->gpu, &m.gpu, ids, 5, dy) == 0);
+    float *actual = ops_test_download(t, dy, bytes);
+    ops_test_nmse(t, ops_test_shape("embed %s [%d, %d]", plain_dtype_name(dtype), (int)n_rows, (int)n_cols), expected, actual, count, dtype == WEIGHT_BF16 ? 0 : 4e-6);
+    ids[2] = (int32_t)n_rows;
+    ops_test_true(t, "an id outside", t->gpu_ops->embed(t->gpu, &m.gpu, ids, 5, dy) == -EINVAL);
+    matrix_free(&m);
+    free(expected), free(actual);
+}
+
+/* Two weights over the same x, with strides, a bias, and a residual in place or elsewhere. */
+static void matmul(struct ops_test *t, enum weight_dtype dtype, int n, int rows_a, int rows_b, int n_cols)
+{
+    const size_t ld_x = (size_t)n_cols + 3, ld_a = (size_t)rows_a + 5, ld_b = (size_t)rows_b, a_bytes = sizeof(float) * ld_a * (size_t)n, b_bytes = sizeof(float) * ld_b * (size_t)n;
+    struct matrix a = matrix_make(t, dtype, rows_a, n_cols), b = matrix_make(t, dtype, rows_b, n_cols);
+    float *x = ops_test_floats(t, ld_x * (size_t)n, 1), *bias = ops_test_floats(t, (size_t)rows_a, .1), *residual = ops_test_floats(t, ld_b * (size_t)n, .2);
+    float *ya = ops_test_floats(t, ld_a * (size_t)n, 1), *yb = ops_test_alloc(b_bytes);
+    float *dx = ops_test_upload(t, x, sizeof(float) * ld_x * (size_t)n), *dbias = ops_test_upload(t, bias, sizeof(float) * (size_t)rows_a), *dresidual = ops_test_upload(t, residual, b_bytes);
+    float *dya = ops_test_upload(t, ya, a_bytes), *dyb = ops_test_room(t, b_bytes);
+    struct matmul_out cpu[2] = {{.w = &a.cpu, .y = ya, .ld_y = (int64_t)ld_a, .bias = bias, .residual = ya}, {.w = &b.cpu, .y = yb, .ld_y = (int64_t)ld_b, .residual = residual}};
+    struct matmul_out gpu[2] = {{.w = &a.gpu, .y = dya, .ld_y = (int64_t)ld_a, .bias = dbias, .residual = dya}, {.w = &b.gpu, .y = dyb, .ld_y = (int64_t)ld_b, .residual = dresidual}};
+    t->cpu_ops->matmul(t->cpu, x, n, (int64_t)ld_x, cpu, 2);
+    ops_test_true(t, "matmul", t->gpu_ops->matmul(t->gpu, dx, n, (int64_t)ld_x, gpu, 2) == 0);
+    float *ga = ops_test_download(t, dya, a_bytes), *gb = ops_test_download(t, dyb, b_bytes);
+    const char *shape = ops_test_shape("matmul %s n %d rows %d, %d cols %d", plain_dtype_name(dtype), n, rows_a, rows_b, n_cols);
+    ops_test_nmse(t, shape, ya, ga, ld_a * (size_t)n, 2e-5); /* what lies between the rows is as it was */
+    ops_test_nmse(t, shape, yb, gb, ld_b * (size_t)n, 2e-5);
+    matrix_free(&a), matrix_free(&b);
+    free(x), free(bias), free(residual), free(ya), free(yb), free(ga), free(gb);
+}
+
+void test_ops_matmul(struct ops_test *t)
+{
+    static const enum weight_dtype dtypes[] = {WEIGHT_F32, WEIGHT_F16, WEIGHT_BF16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K};
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
+        embed(t, dtypes[i], 7, dtypes[i] < WEIGHT_Q8_0 ? 37 : plain_block_cols(dtypes[i]) * 3);
+    matmul(t, WEIGHT_BF16, 1, 17, 3, 29);
+    matmul(t, WEIGHT_Q4_1, 9, 33, 20, 96);
+    ops_test_true(t, "no rows", t->gpu_ops->weight_bytes(WEIGHT_BF16, 0, 8) == 0 && t->gpu_ops->weight_bytes(WEIGHT_Q4_K, 8, 128) == 0);
+}
