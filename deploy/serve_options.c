@@ -3,7 +3,7 @@
 #include "proto/base/base_assert.h"
 
 static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
-static const char *const selectors[] = {"snapkv", "pyramidkv", "adakv", "chunkkv", "tova", "streaming", NULL};
+static const char *const selectors[] = {"snapkv", "pyramidkv", "adakv", "chunkkv", "keydiff", "h2o", "tova", "streaming", NULL};
 static const char *const prefills[] = {"consistent", "exact", NULL};
 static const char *const prefill_orders[] = {"layer", "chunk", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};

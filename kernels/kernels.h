@@ -168,6 +168,24 @@ struct window_score_params {
     float *scores;       /* [n_kv_heads or 1, last - first] */
 };
 
+/* KeyDiff: anchor = mean over all keys of k / |k|, one a KV head; score = -cos(k, anchor). A key of length 0 scores 0. */
+struct keydiff_params {
+    const bf16_t *k;     /* head h, position p at k + h * head_stride + p * d */
+    int64_t head_stride;
+    int64_t n_keys;
+    int n_kv_heads, head_dim;
+    int64_t first, last; /* keys that are scored, 0 <= first < last <= n_keys */
+    float *scores;       /* [n_kv_heads, last - first] */
+};
+
+/* Column sums of attention (H2O): to the sum of each key the weights exp(logit - m) / l of the call's queries are added that see it, in the order of queries and, for one query, of
+ * the group's heads. Sums of the keys pos0 .. pos0 + n_q - 1 begin at 0: a prompt's calls come in order from position 0. */
+struct column_sum_params {
+    const struct attn_prefill_params *attn; /* as attn_prefill was called, k unchanged, ret_ml filled; out is not used */
+    float *sums;         /* KV head h at sums + h * sum_stride, [pos0 + n_q] */
+    int64_t sum_stride;  /* elements */
+};
+
 /* ---- blocks ---- */
 struct block_params {
     const struct block_layout *layout;
@@ -235,6 +253,8 @@ struct kernel_ops {
     int (*attn_decode)(struct stream *s, struct attn_decode_params *p);
     int (*page_summaries)(struct stream *s, const struct page_summary_params *p);
     int (*window_scores)(struct stream *s, const struct window_score_params *p);
+    int (*keydiff_scores)(struct stream *s, const struct keydiff_params *p);
+    int (*attn_column_sums)(struct stream *s, const struct column_sum_params *p);
     /* Indices of the k largest of scores[n] per row, ascending by index; ties: lower index first; k <= n. [n_rows, k]. NaN counts as -inf. */
     int (*topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);
     /* Gathers rows: dst row j = src row indices[j], K and V of one head, [n, d] bf16. */

@@ -52,6 +52,16 @@ static int window_scores(struct stream *s, const struct window_score_params *p)
     return s->device->ops->window_scores(s, p);
 }
 
+static int keydiff_scores(struct stream *s, const struct keydiff_params *p)
+{
+    return s->device->ops->keydiff_scores(s, p);
+}
+
+static int attn_column_sums(struct stream *s, const struct column_sum_params *p)
+{
+    return s->device->ops->attn_column_sums(s, p);
+}
+
 static int sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
 {
     return s->device->ops->sample(s, logits, n_vocab, p, ret);
@@ -97,6 +107,8 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .attn_decode = attn_decode,
         .page_summaries = page_summaries,
         .window_scores = window_scores,
+        .keydiff_scores = keydiff_scores,
+        .attn_column_sums = attn_column_sums,
         .sample = sample,
         .topk = topk,
         .gather_rows = gather_rows,

@@ -148,6 +148,10 @@ void fixture_close(struct fixture *f)
     f->dev->close(f->device);
 }
 
+const struct selector_ops *const fixture_selectors[FIXTURE_SELECTORS] = {
+    &selector_snapkv, &selector_pyramidkv, &selector_adakv, &selector_chunkkv, &selector_keydiff, &selector_h2o, &selector_tova, &selector_streaming,
+};
+
 struct engine_config fixture_config(void)
 {
     return (struct engine_config){

@@ -34,6 +34,9 @@ bool fixture_open(struct fixture *f, struct fixture_params params);
 bool fixture_open_device(struct fixture *f, const struct device_config *config, int n_layers);
 void fixture_close(struct fixture *f);
 
+/* All selectors. */
+enum { FIXTURE_SELECTORS = 8 };
+extern const struct selector_ops *const fixture_selectors[FIXTURE_SELECTORS];
 /* k8v4, snapkv, budget 64, recent 32, fetch 64, chunk 96, layer-major, consistent; room for all tests. */
 struct engine_config fixture_config(void);
 struct engine *fixture_engine(struct fixture *f, const struct engine_config *config, struct kv_client *store);

@@ -29,9 +29,6 @@ static void run_case(struct fixture *f, const struct engine_config *config, int 
     fixture_expect_no_memory(f);
 }
 
-static const struct selector_ops *const selectors[] = {&selector_snapkv, &selector_pyramidkv, &selector_adakv, &selector_chunkkv, &selector_tova, &selector_streaming};
-enum { N_SELECTORS = sizeof(selectors) / sizeof(selectors[0]) };
-
 Test(engine_coverage, test_exact_once_random_cases)
 {
     static const int budgets[] = {0, 1, 4, 5, 20, 36, 37, 64, 200, 5000};
@@ -39,14 +36,14 @@ Test(engine_coverage, test_exact_once_random_cases)
     uint64_t state = 99;
     cr_assert(fixture_open(&f, (struct fixture_params){.n_layers = 2}));
     fixture_tokens(3, tokens, MAX_TOKENS);
-    for (int i = 0; i < 120; i++) {
+    for (int i = 0; i < 160; i++) {
         struct engine_config config = fixture_config();
         config.budget = budgets[below(&state, 10)];
         config.recent = below(&state, 3) ? below(&state, 300) : 128 * below(&state, 3);
         config.answer_stays = below(&state, 4) == 0;
         config.fetch = below(&state, 4) ? below(&state, 200) : INT32_MAX;
         config.chunk = 1 + below(&state, 300);
-        config.selector = selectors[i % N_SELECTORS];
+        config.selector = fixture_selectors[i % FIXTURE_SELECTORS];
         config.format = below(&state, KV_FORMAT_COUNT);
         config.order = below(&state, 2);
         config.values = below(&state, 2);
@@ -124,51 +121,5 @@ Test(engine_coverage, test_kept_rows_and_budget)
     cr_assert(n == 90 && kept[n - 1] == 511 && kept[n - 22] == 490);
     sequence_free(seq);
     engine_free(engine);
-    fixture_close(&f);
-}
-
-/* Kept rows of each layer and head, [n_layers, n_kv_heads]. */
-static void count_kept(const struct sequence *seq, int n_layers, int *ret_n)
-{
-    for (int layer = 0; layer < n_layers; layer++)
-        for (int h = 0; h < TINY_KV_HEADS; h++)
-            coverage_kept(seq, layer, h, &ret_n[layer * TINY_KV_HEADS + h]);
-}
-
-/* Budgets fall over the layers or differ between heads, and all of it together is what an even budget takes; every head has the sinks and the newest tokens. */
-Test(engine_coverage, test_uneven_budgets_add_up)
-{
-    enum { LAYERS = 5, BUDGET = 136, FREE = 100 };
-    struct fixture f;
-    cr_assert(fixture_open(&f, (struct fixture_params){.n_layers = LAYERS}));
-    fixture_tokens(5, tokens, MAX_TOKENS);
-    for (int s = 0; s < N_SELECTORS; s++) {
-        struct engine_config config = fixture_config();
-        int n[LAYERS * TINY_KV_HEADS], total = 0, uneven = 0;
-        config.budget = BUDGET;
-        config.recent = 0;
-        config.selector = selectors[s];
-        struct engine *engine = fixture_engine(&f, &config, NULL);
-        struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = 768, .n_decode = 1});
-        count_kept(seq, LAYERS, n);
-        for (int layer = 0; layer < LAYERS; layer++) {
-            /* max - l steps of PyramidKV: 2 * 100 - 5 down to 5, in steps of 47.5, which are rounded away from 100. */
-            static const int pyramid[LAYERS] = {195, 148, 100, 52, 5};
-            const int want = selectors[s] == &selector_pyramidkv ? pyramid[layer] : FREE, *heads = n + layer * TINY_KV_HEADS;
-            cr_expect(heads[0] + heads[1] == 2 * (want + 36), "%s layer %d: %d + %d rows", selectors[s]->name, layer, heads[0], heads[1]);
-            uneven += heads[0] != heads[1];
-            total += heads[0] + heads[1];
-            for (int h = 0; h < TINY_KV_HEADS; h++) {
-                int n_kept;
-                const int32_t *kept = coverage_kept(seq, layer, h, &n_kept);
-                cr_expect(kept[3] == 3 && kept[n_kept - 1] == 767 && kept[n_kept - 32] == 736);
-                cr_expect(heads[h] >= (selectors[s] == &selector_pyramidkv ? 5 : FREE / 5) + 36, "%s layer %d head %d: %d rows", selectors[s]->name, layer, h, heads[h]);
-            }
-        }
-        cr_expect(total == LAYERS * TINY_KV_HEADS * BUDGET, "%s keeps %d rows", selectors[s]->name, total);
-        cr_expect((uneven > 0) == (selectors[s] == &selector_adakv), "%s: %d layers whose heads differ", selectors[s]->name, uneven);
-        sequence_free(seq);
-        engine_free(engine);
-    }
     fixture_close(&f);
 }

@@ -62,8 +62,10 @@ Test(engine_memory, test_sequence_bytes_equal_what_the_arena_gave)
         expect_exact(&config, 50, 400);
         expect_exact(&config, 100, 1400); /* the answer's blocks outweigh the prompt's memory */
         expect_exact(&config, 1, 0);
-        config.selector = &selector_streaming;
-        expect_exact(&config, 1000, 130);
+        for (int i = 0; i < FIXTURE_SELECTORS; i++) {
+            config.selector = fixture_selectors[i];
+            expect_exact(&config, 1000, 130);
+        }
     }
 }
 

@@ -80,6 +80,33 @@ Test(engine_pool, test_cold_and_warm_in_every_format)
     }
 }
 
+/* Whoever wrote the blocks: each selector after the others. Column sums of all queries leave no prefix to take. */
+Test(engine_pool, test_cold_and_warm_with_every_selector)
+{
+    for (int i = 0; i < FIXTURE_SELECTORS; i++) {
+        struct engine_config config = fixture_config();
+        struct sequence_stats stats;
+        config.selector = fixture_selectors[i];
+        float *want = alone(&config);
+        run_with_store(&config, &run, want, 1, config.selector->name, &stats);
+        /* 900 tokens: 7 blocks, the last of them holds the first observed queries of a window of 32. */
+        const int reusable = config.selector->all_queries ? 0 : config.selector->n_window > 1 ? 768 : 896;
+        cr_expect(stats.n_cached == (i == 0 ? 0 : reusable), "%s: %d tokens cached", config.selector->name, stats.n_cached);
+        if (config.selector->all_queries) {
+            fake_store_drop_from(store, 0);
+            run_with_store(&config, &run, want, 1, "column sums", &stats);
+            cr_expect(stats.n_cached == 0 && stats.bytes_to_pool > 0);
+            /* With nothing to choose there is nothing to observe. */
+            config.budget = 36;
+            free(want);
+            want = alone(&config);
+            run_with_store(&config, &run, want, 1, "no choice", &stats);
+            cr_expect(stats.n_cached == 896, "%d tokens cached", stats.n_cached);
+        }
+        free(want);
+    }
+}
+
 Test(engine_pool, test_part_of_the_prefix_is_gone)
 {
     struct engine_config config = fixture_config();

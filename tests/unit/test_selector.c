@@ -171,7 +171,7 @@ Test(selector, test_find_by_name)
             cr_expect(selector_find(name) && strcmp(selector_find(name)->name, name) == 0, "%s", name);
             n++;
         }
-    cr_expect(n == 6);
+    cr_expect(n == 8);
     cr_expect(selector_find("snapkv") == &selector_snapkv);
     cr_expect(selector_find("streaming") == &selector_streaming);
     cr_expect(selector_find("") == NULL && selector_find("snapkv ") == NULL);

@@ -17,11 +17,12 @@ struct sequence_plan {
     int n_kept;                   /* n_sinks + n_free + n_tail: of a KV head, on average over layers and heads (the selector may share n_free unevenly) */
     int n_free_max;               /* the largest sequence_plan_layer_free() */
     int n_window;                 /* queries that the selector observes */
+    bool all_queries;             /* it observes all of them, by their column sums */
     int n_prompt_blocks;          /* full blocks of the prompt */
     int n_blocks;                 /* blocks there can ever be */
     int n_pages;                  /* slow sub-pages per layer and KV head there can ever be */
     int n_resident;               /* layers whose full KV is resident during prefill */
-    size_t fast_bytes, active_kv_bytes, window_bytes, scratch_bytes, indices_bytes, logits_bytes;
+    size_t fast_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
 
@@ -39,7 +40,7 @@ size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -183,6 +184,7 @@ struct prefill {
     bf16_t *active;         /* [n_resident][k, v][n_kv_heads, n_prompt, head_dim] */
     float *bridge;          /* layer-major [n_new, dim], chunk-major [chunk, dim] */
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
+    float *columns;         /* column sums [n_resident][n_kv_heads, n_prompt], then (m, l) [BLOCK_TOKENS, n_heads, 2] of the queries at work; NULL without all_queries */
     void *scratch;          /* selector's */
     int32_t *indices;       /* [n_kv_heads * most kept rows of a layer] kept positions of one layer, head after head */
 };
@@ -291,6 +293,14 @@ static inline bf16_t *prefill_v(const struct sequence *seq, int layer)
 static inline int64_t prefill_head_stride(const struct sequence *seq)
 {
     return (int64_t)seq->plan.n_prompt * seq->engine->model->config.head_dim;
+}
+static inline float *prefill_column_sums(const struct sequence *seq, int layer)
+{
+    return seq->prefill.columns + (int64_t)prefill_resident(seq, layer) * seq->engine->model->config.n_kv_heads * seq->plan.n_prompt;
+}
+static inline float *prefill_column_ml(const struct sequence *seq)
+{
+    return seq->prefill.columns + (int64_t)seq->plan.n_resident * seq->engine->model->config.n_kv_heads * seq->plan.n_prompt;
 }
 static inline float *prefill_window(const struct sequence *seq, int layer)
 {

@@ -10,14 +10,15 @@ struct chunk {
     float *x;          /* [n, dim] */
 };
 
-/* Behind the last layer only the prompt's last token is needed, unless log-probabilities of the prompt are wanted. Its K and V are needed all the same. */
+/* Behind the last layer only the prompt's last token is needed, unless log-probabilities of the prompt are wanted or the selector observes all queries, whose attention it
+ * then needs. Its K and V are needed all the same. */
 static struct chunk chunk_at(const struct sequence *seq, int layer, int index)
 {
     const struct engine *e = seq->engine;
     const int offset = index * e->config.chunk, left = seq->prefill.n_new - offset;
     struct chunk c = {.layer = layer, .first = seq->n_cached + offset, .n = left < e->config.chunk ? left : e->config.chunk};
 
-    if (layer == e->model->config.n_layers - 1 && !seq->prompt_logprobs)
+    if (layer == e->model->config.n_layers - 1 && !seq->prompt_logprobs && !seq->plan.all_queries)
         c.rows_from = c.first + c.n == seq->plan.n_prompt ? c.n - 1 : c.n;
     c.x = seq->prefill.bridge;
     if (e->config.order == PREFILL_LAYER_MAJOR)
@@ -77,8 +78,13 @@ static int attend_rows(struct sequence *seq, const struct chunk *c, int from, in
         .head_dim = m->config.head_dim,
         .scale = m->config.attention_scale,
         .out = e->ws.attn_out + (from - c->rows_from) * row,
+        .ret_ml = seq->plan.all_queries ? prefill_column_ml(seq) : NULL,
     };
-    return m->ops->attn_prefill(m->stream, &p);
+    int r = m->ops->attn_prefill(m->stream, &p);
+    if (r < 0 || !seq->plan.all_queries)
+        return r;
+    const struct column_sum_params sums = {.attn = &p, .sums = prefill_column_sums(seq, c->layer), .sum_stride = seq->plan.n_prompt};
+    return m->ops->attn_column_sums(m->stream, &sums);
 }
 
 static int complete_block(struct sequence *seq, int layer, int block)

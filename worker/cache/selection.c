@@ -15,6 +15,7 @@ static int select_free(struct sequence *seq, int layer, int n_free, int32_t *ret
         .stream = m->stream,
         .q = p->n_window ? prefill_window(seq, layer) : NULL,
         .n_window = p->n_window,
+        .column_sums = p->all_queries ? prefill_column_sums(seq, layer) : NULL,
         .k = prefill_k(seq, layer),
         .head_stride = prefill_head_stride(seq),
         .n_keys = p->n_prompt,

@@ -3,7 +3,8 @@
 #include "proto/base/base_assert.h"
 #include <string.h>
 
-static const struct selector_ops *const selectors[] = {&selector_snapkv, &selector_pyramidkv, &selector_adakv, &selector_chunkkv, &selector_tova, &selector_streaming};
+static const struct selector_ops *const selectors[] = {&selector_snapkv, &selector_pyramidkv, &selector_adakv, &selector_chunkkv,
+                                                      &selector_keydiff, &selector_h2o, &selector_tova, &selector_streaming};
 
 const struct selector_ops *selector_find(const char *name)
 {
@@ -15,5 +16,5 @@ const struct selector_ops *selector_find(const char *name)
 
 const char *selector_names(void)
 {
-    return "snapkv, pyramidkv, adakv, chunkkv, tova, streaming";
+    return "snapkv, pyramidkv, adakv, chunkkv, keydiff, h2o, tova, streaming";
 }

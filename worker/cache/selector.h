@@ -38,6 +38,7 @@ struct selector_input {
     struct stream *stream;
     const float *q;        /* [n_window, n_heads, d] rotated queries of the newest n_window prompt tokens; NULL when n_window is 0 */
     int n_window;          /* min(selector's n_window, n_keys) */
+    const float *column_sums; /* [n_kv_heads, n_keys] attention that each key got from all queries of the prompt, summed over the group; NULL unless all_queries */
     const bf16_t *k;       /* the layer's keys: head h, position p at k + h * head_stride + p * d */
     int64_t head_stride;   /* elements */
     int64_t n_keys;        /* prompt tokens */
@@ -53,6 +54,8 @@ struct selector_ops {
     const char *name;
     /* Queries observed at the end of the prompt, at most SELECT_MANDATORY. A prefix hit never covers them. 0: none. */
     int n_window;
+    /* Wants the column sums of attention: then every query is computed and no prefix taken from the pool. */
+    bool all_queries;
     /* n_free of one layer: 0 .. n_candidates, and n_layers * n_free over all layers. */
     int64_t (*layer_free)(const struct selector_budget *budget, int layer);
     /* The most that one KV head of one layer can get when n_free is the average over layers and heads. */
@@ -66,6 +69,8 @@ struct selector_ops {
 
 extern const struct selector_ops selector_adakv;
 extern const struct selector_ops selector_chunkkv;
+extern const struct selector_ops selector_h2o;
+extern const struct selector_ops selector_keydiff;
 extern const struct selector_ops selector_pyramidkv;
 extern const struct selector_ops selector_snapkv;
 extern const struct selector_ops selector_streaming;

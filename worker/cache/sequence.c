@@ -119,7 +119,7 @@ static int alloc_device_memory(struct sequence *seq)
     struct prefill *f = &seq->prefill;
     void *const where[PIECE_COUNT] = {
         [PIECE_FAST] = &seq->fast,      [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge,
-        [PIECE_WINDOW] = &f->window,    [PIECE_SCRATCH] = &f->scratch, [PIECE_INDICES] = &f->indices,
+        [PIECE_WINDOW] = &f->window,    [PIECE_COLUMNS] = &f->columns, [PIECE_SCRATCH] = &f->scratch,   [PIECE_INDICES] = &f->indices,
     };
     struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
@@ -178,12 +178,13 @@ void sequence_prefill_memory_free(struct sequence *seq)
     struct prefill *f = &seq->prefill;
     m->dev->free(m->device, f->indices);
     m->dev->free(m->device, f->scratch);
+    m->dev->free(m->device, f->columns);
     m->dev->free(m->device, f->window);
     m->dev->free(m->device, f->bridge);
     m->dev->free(m->device, f->active);
     f->indices = NULL;
     f->scratch = NULL;
-    f->window = f->bridge = NULL;
+    f->columns = f->window = f->bridge = NULL;
     f->active = NULL;
 }
 

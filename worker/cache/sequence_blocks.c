@@ -66,12 +66,13 @@ int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t e
     return hits;
 }
 
-/* The reusable prefix. It ends before the tokens whose queries the selector observes and before the last token, whose logits are wanted. */
+/* The reusable prefix. It ends before the tokens whose queries the selector observes and before the last token, whose logits are wanted. A selector that observes all queries
+ * leaves none. */
 static void lookup_prefix(struct sequence *seq, const struct sequence_request *request, uint64_t end_us)
 {
     const int computed = seq->plan.n_window > 1 ? seq->plan.n_window : 1;
     const int limit = (seq->plan.n_prompt - computed) / BLOCK_TOKENS;
-    if (!seq->engine->reuse || request->prompt_logprobs || limit <= 0)
+    if (!seq->engine->reuse || request->prompt_logprobs || seq->plan.all_queries || limit <= 0)
         return;
     const int hits = sequence_blocks_lookup(seq, 0, limit, end_us);
     seq->n_cached = hits * BLOCK_TOKENS;

@@ -64,6 +64,8 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     p->fast_bytes = round64((size_t)c->n_layers * (size_t)(p->n_kept + p->recent_rows) * row);
     p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
+    if (p->all_queries)
+        p->columns_bytes = round64(((size_t)p->n_resident * (size_t)c->n_kv_heads * (size_t)p->n_prompt + 2 * BLOCK_TOKENS * (size_t)c->n_heads) * sizeof(float));
     p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(&shape)) : 0;
     p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)(p->n_kept - p->n_free + p->n_free_max) * sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
@@ -82,6 +84,7 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     plan_kept(&p, config->budget);
     p.n_free_max = p.n_free ? most_free(engine, &p) : 0;
     p.n_window = p.n_free ? min_int(config->selector->n_window, n_prompt) : 0;
+    p.all_queries = p.n_free && config->selector->all_queries;
     p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
     p.n_blocks = config->answer_stays ? p.n_prompt_blocks : p.n_total / BLOCK_TOKENS;
     p.n_pages = last_recent_first / SUBPAGE_TOKENS;
@@ -111,6 +114,7 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
         [PIECE_ACTIVE_KV] = {MEM_ACTIVE_KV, plan->active_kv_bytes, true},
         [PIECE_BRIDGE] = {MEM_BRIDGE, sequence_plan_bridge_bytes(engine, n_new), true},
         [PIECE_WINDOW] = {MEM_WORKSPACE, plan->window_bytes, true},
+        [PIECE_COLUMNS] = {MEM_WORKSPACE, plan->columns_bytes, true},
         [PIECE_SCRATCH] = {MEM_WORKSPACE, plan->scratch_bytes, true},
         [PIECE_INDICES] = {MEM_WORKSPACE, plan->indices_bytes, true},
     };

@@ -21,7 +21,7 @@ static const struct option_spec specs[] = {
     {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats,
      .help = "what the pool holds: 8-bit keys and 4-bit values, 8 and 8, or bf16 (exact)"},
     {.name = "selector", .kind = OPTION_STR, FIELD(selector), .fallback = "snapkv", .metavar = "NAME",
-     .help = "who chooses the entries that stay in the fast tier: snapkv, pyramidkv, adakv, chunkkv, tova, streaming"},
+     .help = "who chooses the entries that stay in the fast tier: snapkv, pyramidkv, adakv, chunkkv, keydiff, h2o, tova, streaming"},
     {.name = "budget", .kind = OPTION_INT, FIELD(budget), .fallback = "256", .min = 0, .max = 1 << 20, .metavar = "N",
      .help = "fast tier: kept entries per layer and KV head"},
     {.name = "recent", .kind = OPTION_INT, FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 20, .metavar = "N",
