@@ -1,6 +1,7 @@
 /* A plan is what a run takes: by tag, at its peak and in steady state, to the byte. */
 #include "tests/unit/engine_fixture.h"
 #include "worker/cache/memory_plan.h"
+#include "worker/model/known_models.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <malloc.h>
@@ -235,4 +236,48 @@ Test(memory_plan, test_what_is_refused)
     config.memory_limit++;
     cr_assert(engine_create(&config, &f.model, NULL, &engine, &err) >= 0, "%s", err.text);
     engine_free(engine);
+}
+
+/* A model of real size, admitted without weights: all that a sequence takes for its prompt is allocated at its start, private blocks included, and hardly a page of it is touched. */
+static void expect_admitted(const char *name)
+{
+    struct model model = {.dev = f.dev, .ops = f.model.ops, .device = f.device, .stream = f.stream};
+    struct engine_config config = fixture_config();
+    struct device_memory_stats stats;
+    struct error err = {""};
+    cr_assert(known_model_config(name, &model.config, &err) >= 0, "%s", err.text);
+    config.max_context = 8192;
+    config.budget = 2048;
+    config.chunk = 512;
+    struct memory_plan_params params = plan_params(&config, config.max_context - 512, 512);
+    params.model = &model.config;
+    const struct memory_plan plan = make_plan(&params);
+
+    int32_t *prompt = calloc((size_t)params.n_prompt, sizeof(*prompt));
+    const struct sequence_request request = {.prompt = prompt, .n_prompt = params.n_prompt, .max_new = 512};
+    struct engine *engine;
+    struct sequence *seq = NULL;
+    cr_assert(prompt);
+    cr_assert(engine_create(&config, &model, NULL, &engine, &err) >= 0, "%s", err.text);
+    const int r = sequence_create(engine, &request, &seq, &err);
+    f.dev->memory_stats(f.device, &stats);
+    if (r == -ENOMEM)
+        cr_log_warn("%s: this system promises no more memory than it has", name);
+    else
+        cr_assert(r >= 0, "%s: %s", name, err.text);
+    for (int tag = 0; r >= 0 && tag < MEM_TAG_COUNT; tag++)
+        if (tag != MEM_WEIGHTS)
+            cr_expect(stats.now[tag] == plan.prefill[tag], "%s: %s has %zu bytes, planned were %zu", name, mem_tag_name((enum mem_tag)tag), stats.now[tag], plan.prefill[tag]);
+    sequence_free(seq);
+    engine_free(engine);
+    free(prompt);
+}
+
+Test(memory_plan, test_real_shapes_take_what_was_planned)
+{
+#ifdef TIDEPOOL_SANITIZED
+    cr_skip_test("this build fills memory when it is allocated");
+#endif
+    for (int i = 0; known_model_name(i); i++)
+        expect_admitted(known_model_name(i));
 }
