@@ -27,19 +27,20 @@ enum precision { DROPPED, LOW, HIGH };
 
 static enum precision precision_of(const struct lab_layer *l, float score, int row)
 {
+    if (row >= l->n_rows - BUFFER)
+        return HIGH;
     const float s = score * (float)l->n_rows;
-    if (s >= HIGH_FROM || row >= l->n_rows - BUFFER)
+    if (s >= HIGH_FROM)
         return HIGH;
     return s >= KEEP_FROM ? LOW : DROPPED;
 }
 
-/* scores [n_kv_heads, n_rows]; those of the window, which nothing asks for, are 0. */
+/* scores [n_kv_heads, n_rows]; what stands for the window means nothing. */
 static int score_rows(const struct lab_layer *l, float *scores)
 {
     const struct lab_context *ctx = l->context;
     const struct model *m = ctx->model;
     const int n_scored = l->n_rows - ctx->n_window;
-    memset(scores, 0, (size_t)l->n_kv_heads * (size_t)l->n_rows * sizeof *scores);
     if (n_scored == 0)
         return 0;
     const struct window_score_params p = {

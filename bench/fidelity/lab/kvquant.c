@@ -182,7 +182,7 @@ static const struct fidelity_split everything = {FIDELITY_ALL, 0};
 
 #define KVQUANT(name_, text_, baseline_) \
     { \
-        .name = name_, .text = text_, .group = GROUP_BASELINE, .run = baseline_run, .arg = baseline_, .tasks = ON_ALL, .splits = &everything, .n_splits = 1, .importance = 1 \
+        .name = name_, .text = text_, .group = GROUP_BASELINE, .run = baseline_run, .arg = baseline_, .tasks = ON_ALL, .splits = &everything, .n_splits = 1, .cost = 2, .importance = 1 \
     }
 static const struct fidelity_method methods[] = {
     KVQUANT("kvquant-4bit", "keys per channel before RoPE, values per token, non-uniform 4 bits, 1 % exact; all resident", &kvquant4),

@@ -80,15 +80,18 @@ static const struct prefill_method snapkv_512 = {.chunk = 512, .selector = "snap
 static const struct prefill_method recent_512 = {.chunk = 512, .selector = "streaming"}, recent_2048 = {.chunk = 2048, .selector = "streaming"};
 static const struct fidelity_split everything = {FIDELITY_ALL, 0};
 
-#define EVICTION(name_, text_, arg_) \
+/* A prompt is prefilled anew for each row, so the larger chunk has few of them. */
+static const struct fidelity_split few[] = {{256, 0}, {1024, 0}};
+
+#define EVICTION(name_, text_, arg_, tasks_, ...) \
     { \
-        .name = name_, .text = text_, .group = GROUP_CONTROL, .run = prefill_run, .arg = arg_, .tasks = ON_KL | ON_RECALL, .sweep = true, .cost = 20, .importance = 1 \
+        .name = name_, .text = text_, .group = GROUP_CONTROL, .run = prefill_run, .arg = arg_, .tasks = tasks_, .cost = 6, .importance = 1, __VA_ARGS__ \
     }
 static const struct fidelity_method evictions[] = {
-    EVICTION("blockwise-snapkv-512", "immediate eviction: after each chunk of 512 SnapKV cuts the layer's cache to B", &snapkv_512),
-    EVICTION("blockwise-snapkv-2048", "the same with chunks of 2,048", &snapkv_2048),
-    EVICTION("recent-512", "immediate eviction: after each chunk of 512 the sinks and the newest B - 4 tokens are left", &recent_512),
-    EVICTION("recent-2048", "the same with chunks of 2,048", &recent_2048),
+    EVICTION("blockwise-snapkv-512", "immediate eviction: after each chunk of 512 SnapKV cuts the layer's cache to B", &snapkv_512, ON_KL | ON_RECALL, .sweep = true),
+    EVICTION("blockwise-snapkv-2048", "the same with chunks of 2,048", &snapkv_2048, ON_KL, .splits = few, .n_splits = 2),
+    EVICTION("recent-512", "immediate eviction: after each chunk of 512 the sinks and the newest B - 4 tokens are left", &recent_512, ON_KL, .sweep = true),
+    EVICTION("recent-2048", "the same with chunks of 2,048", &recent_2048, ON_KL, .splits = few, .n_splits = 2),
 };
 const struct fidelity_methods eviction_methods = {evictions, sizeof evictions / sizeof *evictions};
 
