@@ -6,6 +6,7 @@ static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
 static const char *const selectors[] = {"snapkv", "pyramidkv", "adakv", "chunkkv", "keydiff", "h2o", "tova", "streaming", NULL};
 static const char *const prefills[] = {"consistent", "exact", NULL};
 static const char *const prefill_orders[] = {"layer", "chunk", NULL};
+static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const policies[] = {"prefix", "least-loaded", "round-robin", NULL};
 static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
@@ -39,6 +40,7 @@ static const struct option_spec specs[] = {
     {.name = "memory-limit", .kind = OPTION_BYTES, FIELD(memory_limit), .fallback = "0", .min = 0, .max = INT64_MAX, .metavar = "BYTES", .help = "device memory of a worker beyond the weights; 0: no limit"},
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off", .help = "blocks made while decoding may serve other prompts"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N", .help = "compute threads of a worker; 0: the processors shared out among the workers"},
+    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = devices, .help = "what a worker computes on: a GPU where this build and this host have one, else the CPU; or one of them"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set of the CPU kernels; all give the same bits"},
     {.name = "drain-timeout", .kind = OPTION_INT, FIELD(drain_timeout), .fallback = "30", .min = 0, .max = 3600, .metavar = "SECONDS", .help = "how long running requests may take to end after SIGTERM"},
     {.name = "runtime-dir", .kind = OPTION_STR, FIELD(runtime_dir), .optional = true, .metavar = "PATH", .help = "folder for sockets; default: a new one of mode 0700, removed at the end"},
@@ -73,6 +75,7 @@ static const struct {
     {"max-running", SERVE_WORKER},
     {"memory-limit", SERVE_WORKER},
     {"reuse-generated", SERVE_WORKER},
+    {"device", SERVE_WORKER},
     {"isa", SERVE_WORKER},
     {"log-level", SERVE_ROUTER | SERVE_WORKER | SERVE_KVSTORE},
     {"log-format", SERVE_ROUTER | SERVE_WORKER | SERVE_KVSTORE},

@@ -90,7 +90,7 @@ int backend_open(enum backend_choice choice, const struct device_config *config,
     }
     int r = cpu_device_ops()->open(config, ret_device);
     if (r == -ENODEV)
-        return error_set(err, r, "this processor does not have the instruction set asked for");
+        return error_set(err, r, "--isa: this processor does not have that instruction set");
     if (r < 0)
         return error_set(err, r, "device: %s", strerror(-r));
     *ret_backend = cpu_backend();

@@ -1,5 +1,6 @@
 #include "worker/sched/worker_private.h"
 
+#include "kernels/backend.h"
 #include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
@@ -20,25 +21,30 @@ static int open_device(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
     struct device_config config = {.n_threads = (int)o->threads, .isa = (enum cpu_isa)o->isa};
+    const struct kernel_backend *backend;
+    struct device_properties properties;
+    struct error note;
     int rc;
 
     if (!config.n_threads) {
         long n = sysconf(_SC_NPROCESSORS_ONLN);
         config.n_threads = n < 1 ? 1 : n > 256 ? 256 : (int)n;
     }
-    w->dev = cpu_device_ops();
-    rc = w->dev->open(&config, &w->device);
-    if (rc == -ENODEV)
-        return error_set(err, rc, "--isa: this processor does not have that instruction set");
-    if (rc == 0)
-        rc = w->dev->stream_create(w->device, &w->stream);
+    rc = backend_open((enum backend_choice)o->device, &config, &backend, &w->device, &note, err);
+    if (rc < 0)
+        return rc;
+    w->dev = backend->device;
+    w->ops = backend->ops;
+    w->dev->properties(w->device, &properties);
+    LOG_INFO("device_opened", LOG_STR("device", properties.name), LOG_STR("note", note.text));
+    rc = w->dev->stream_create(w->device, &w->stream);
     return rc < 0 ? error_set(err, rc, "device: %s", strerror(-rc)) : 0;
 }
 
 static int open_model(struct worker *w, struct error *err)
 {
     const struct model_open_params params = {
-        .path = w->options->model, .dev = w->dev, .ops = cpu_kernel_ops(), .device = w->device, .stream = w->stream};
+        .path = w->options->model, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
     uint64_t started_us = clock_now_us();
     const char *slash = strrchr(w->options->model, '/');
     const struct model_config *c;

@@ -2,10 +2,11 @@
 
 #include "proto/base/base_assert.h"
 
-/* In the order of enum kv_format, prefill_values, prefill_order, cpu_isa, log_level and log_format. */
+/* In the order of enum kv_format, prefill_values, prefill_order, backend_choice, cpu_isa, log_level and log_format. */
 static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
 static const char *const prefills[] = {"consistent", "exact", NULL};
 static const char *const prefill_orders[] = {"layer", "chunk", NULL};
+static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
 static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
 static const char *const log_formats[] = {"logfmt", "json", NULL};
@@ -34,6 +35,8 @@ static const struct option_spec specs[] = {
      .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
     {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_orders,
      .help = "layer-major, or the chunk-major baseline"},
+    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = devices,
+     .help = "what computes: a GPU where this build and this host have one, else the CPU; or one of them"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N",
      .help = "compute threads; 0: one a processor"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas,

@@ -5,7 +5,7 @@
 
 struct worker_options {
     const char *model, *router, *store, *name, *selector;
-    int kv_format, prefill, prefill_order, isa, log_level, log_format;
+    int kv_format, prefill, prefill_order, device, isa, log_level, log_format;
     int64_t budget, recent, fetch, chunk, threads, max_running, max_queue, context, memory_limit;
     bool reuse_generated;
 };

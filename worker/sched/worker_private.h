@@ -9,6 +9,7 @@
 struct worker {
     const struct worker_options *options;
     const struct device_ops *dev;
+    const struct kernel_ops *ops;
     struct device *device;
     struct stream *stream;
     struct model *model;

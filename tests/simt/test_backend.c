@@ -1,0 +1,66 @@
+/* The loader, with a real plugin beside this program: the CUDA backend built over the emulator. */
+#include "kernels/backend.h"
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+static int open_choice(enum backend_choice choice, const char **ret_name, struct error *note, struct error *err)
+{
+    const struct device_config config = {.n_threads = 1};
+    const struct kernel_backend *backend;
+    struct device *device;
+    int r = backend_open(choice, &config, &backend, &device, note, err);
+    if (r == 0) {
+        *ret_name = backend->name;
+        cr_assert_str_eq(backend->device->name, backend->name);
+        backend->device->close(device);
+    }
+    return r;
+}
+
+Test(backend, the_cpu_needs_no_plugin)
+{
+    const char *name;
+    struct error note, err;
+    cr_assert_eq(open_choice(BACKEND_CPU, &name, &note, &err), 0);
+    cr_assert_str_eq(name, "cpu");
+    cr_assert_str_eq(note.text, "");
+}
+
+Test(backend, auto_goes_on_with_the_cpu_and_says_why)
+{
+    const char *name;
+    struct error note, err;
+    cr_assert_eq(open_choice(BACKEND_AUTO, &name, &note, &err), 0);
+    cr_assert_str_eq(name, "cpu");
+    cr_assert_not_null(strstr(note.text, "incomplete"), "%s", note.text);
+}
+
+Test(backend, an_incomplete_plugin_is_refused)
+{
+    const char *name;
+    struct error note, err;
+    cr_assert_eq(open_choice(BACKEND_CUDA, &name, &note, &err), -ENOTSUP);
+    cr_assert_not_null(strstr(err.text, "lacks"), "%s", err.text);
+}
+
+Test(backend, a_plugin_of_other_headers_is_refused)
+{
+    struct kernel_backend backend = *cpu_backend();
+    struct error err;
+    cr_assert_eq(backend_check(&backend, &err), 0);
+    backend.abi++;
+    cr_assert_eq(backend_check(&backend, &err), -ENOTSUP);
+    backend.abi--;
+    backend.table_bytes += sizeof(void *);
+    cr_assert_eq(backend_check(&backend, &err), -ENOTSUP);
+}
+
+Test(backend, a_device_that_cannot_be_opened_is_an_error)
+{
+    const struct device_config config = {.n_threads = 0};
+    const struct kernel_backend *backend;
+    struct device *device;
+    struct error note, err;
+    cr_assert_eq(backend_open(BACKEND_CPU, &config, &backend, &device, &note, &err), -EINVAL);
+}
