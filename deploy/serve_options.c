@@ -4,6 +4,8 @@
 
 static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
 static const char *const selectors[] = {"snapkv", "pyramidkv", "adakv", "chunkkv", "keydiff", "h2o", "tova", "streaming", NULL};
+static const char *const fetch_units[] = {"16", "128", NULL};
+static const char *const scorers[] = {"index2", "minmax", "mean", "meanvar", "recent", "oracle", NULL};
 static const char *const prefills[] = {"consistent", "exact", NULL};
 static const char *const prefill_orders[] = {"layer", "chunk", NULL};
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
@@ -32,6 +34,8 @@ static const struct option_spec specs[] = {
     {.name = "budget", .kind = OPTION_INT, FIELD(budget), .fallback = "256", .min = 0, .max = 1 << 20, .metavar = "N", .help = "fast tier: kept entries per layer and KV head"},
     {.name = "recent", .kind = OPTION_INT, FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 20, .metavar = "N", .help = "fast tier: newest tokens per layer and KV head"},
     {.name = "fetch", .kind = OPTION_INT, FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N|all", .help = "slow tokens attended per step, layer and KV head"},
+    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_units, .help = "slow tokens chosen together: a sub-page or a whole block; --fetch is rounded up to it"},
+    {.name = "scorer", .kind = OPTION_ENUM, FIELD(scorer), .fallback = "index2", .choices = scorers, .help = "who chooses the slow tokens; oracle is for measuring only"},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N", .help = "prompt tokens computed at a time"},
     {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills, .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
     {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_orders, .help = "layer-major, or the chunk-major baseline"},
@@ -68,6 +72,8 @@ static const struct {
     {"budget", SERVE_WORKER},
     {"recent", SERVE_WORKER},
     {"fetch", SERVE_WORKER},
+    {"fetch-unit", SERVE_WORKER},
+    {"scorer", SERVE_WORKER},
     {"chunk", SERVE_WORKER},
     {"prefill", SERVE_WORKER},
     {"prefill-order", SERVE_WORKER},

@@ -12,6 +12,7 @@ struct device_event;
 enum mem_tag {
     MEM_WEIGHTS,   /* packed weights */
     MEM_FAST,      /* fast tiers: kept and recent entries of running sequences */
+    MEM_SUMMARIES, /* page summaries of running sequences, for scorers that need them */
     MEM_ACTIVE_KV, /* full K and V of the layer that is being prefilled */
     MEM_BRIDGE,    /* hidden states of the prompt between two layers */
     MEM_WORKSPACE, /* activations of a chunk or a decode step, scratch of ops */

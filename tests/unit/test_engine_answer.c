@@ -1,6 +1,7 @@
 /* An answer that another worker began: what the pool has of it is taken as it lies, the rest is decoded again, and what comes is the same to the bit. And private blocks that
  * find their way to the pool later. */
 #include "tests/unit/engine_fixture.h"
+#include "worker/cache/scorer.h"
 #include "tests/unit/fake_kv_client.h"
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -130,7 +131,7 @@ Test(engine_answer, test_blocks_of_another_configuration_are_not_taken)
 {
     enum { N_PROMPT = 300, KNOWN = 700 };
     struct engine_config config = fixture_config();
-    for (int change = 0; change < 5; change++) {
+    for (int change = 0; change < 7; change++) {
         struct engine_config other = fixture_config();
         if (change == 0)
             other.budget = 128;
@@ -140,8 +141,12 @@ Test(engine_answer, test_blocks_of_another_configuration_are_not_taken)
             other.fetch = 128;
         else if (change == 3)
             other.reuse_generated = true;
-        else
+        else if (change == 4)
             other.values = PREFILL_EXACT;
+        else if (change == 5)
+            other.scorer = &scorer_meanvar;
+        else
+            other.fetch_unit = BLOCK_TOKENS;
         float *own = first_worker(&config, N_PROMPT), *want;
         fake_store_drop_from(store, 0);
         want = first_worker(&other, N_PROMPT);

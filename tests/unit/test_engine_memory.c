@@ -1,5 +1,6 @@
 /* Admission is arithmetic: what engine_sequence_bytes says is what the arena gives out, and all of it comes back. */
 #include "tests/unit/engine_fixture.h"
+#include "worker/cache/scorer.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -66,6 +67,27 @@ Test(engine_memory, test_sequence_bytes_equal_what_the_arena_gave)
             config.selector = fixture_selectors[i];
             expect_exact(&config, 1000, 130);
         }
+    }
+}
+
+/* A scorer's summaries are part of what is promised, and the others have none. */
+Test(engine_memory, test_summaries_are_counted)
+{
+    static const struct scorer_ops *const scorers[] = {&scorer_index2, &scorer_minmax, &scorer_mean, &scorer_meanvar, &scorer_recent, &scorer_oracle};
+    static const size_t vectors[] = {0, 2, 1, 2, 0, 0};
+    struct engine_config config = fixture_config();
+    for (size_t i = 0; i < sizeof(scorers) / sizeof(scorers[0]); i++) {
+        struct device_memory_stats stats;
+        config.scorer = scorers[i];
+        config.fetch_unit = i % 2 ? BLOCK_TOKENS : SUBPAGE_TOKENS;
+        expect_exact(&config, 1000, 300);
+        struct engine *engine = fixture_engine(&f, &config, NULL);
+        struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = 1000, .n_decode = 300});
+        f.dev->memory_stats(f.device, &stats);
+        /* 1,300 tokens, of which 32 stay: 9 blocks can become slow. */
+        cr_expect(stats.now[MEM_SUMMARIES] == vectors[i] * 3 * TINY_KV_HEADS * 9 * BLOCK_SUBPAGES * TINY_HEAD_DIM * sizeof(fp16_t), "%s", scorers[i]->name);
+        sequence_free(seq);
+        engine_free(engine);
     }
 }
 

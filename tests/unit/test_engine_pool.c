@@ -1,5 +1,6 @@
 /* The engine and the pool, with a store whose every answer the test decides: results must not depend on a single one of them. */
 #include "tests/unit/engine_fixture.h"
+#include "worker/cache/scorer.h"
 #include "tests/unit/fake_kv_client.h"
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -105,6 +106,21 @@ Test(engine_pool, test_cold_and_warm_with_every_selector)
         }
         free(want);
     }
+}
+
+/* Summaries are made from the blocks, whoever wrote them. */
+Test(engine_pool, test_cold_and_warm_with_summaries)
+{
+    struct engine_config config = fixture_config();
+    struct sequence_stats stats;
+    config.scorer = &scorer_meanvar;
+    config.fetch_unit = BLOCK_TOKENS;
+    float *want = alone(&config);
+    run_with_store(&config, &run, want, 1, "cold", &stats);
+    config.chunk = 70;
+    run_with_store(&config, &run, want, 1, "warm", &stats);
+    cr_expect(stats.n_cached == 768, "%d tokens cached", stats.n_cached);
+    free(want);
 }
 
 Test(engine_pool, test_part_of_the_prefix_is_gone)

@@ -84,10 +84,10 @@ int answer_blocks_restore(struct sequence *seq)
     if (seq->n_restorable == 0)
         return 0;
     const int first = engine_recent_first(seq->engine, seq->plan.n_prompt, seq->n_restorable);
-    for (int b = seq->recent_first / BLOCK_TOKENS; b < first / BLOCK_TOKENS; b++)
-        page_lists_append(seq, b);
-    seq->recent_first = first;
     int r = 0;
+    for (int b = seq->recent_first / BLOCK_TOKENS; r >= 0 && b < first / BLOCK_TOKENS; b++)
+        r = page_lists_append(seq, b);
+    seq->recent_first = first;
     for (int b = first / BLOCK_TOKENS; r >= 0 && b < seq->n_restorable / BLOCK_TOKENS; b++)
         r = restore_window(seq, b);
     if (r >= 0)

@@ -28,8 +28,8 @@ void block_move_make_key(struct sequence *seq, int block)
         return;
     }
     char tag[160];
-    const int n = snprintf(tag, sizeof(tag), "selector=%s budget=%d recent=%d fetch_pages=%d prompt=%d", c->selector->name, c->budget, c->recent,
-                           seq->engine->fetch_pages, seq->plan.n_prompt);
+    const int n = snprintf(tag, sizeof(tag), "selector=%s budget=%d recent=%d fetch_pages=%d unit=%d scorer=%s prompt=%d", c->selector->name, c->budget,
+                           c->recent, seq->engine->fetch_pages, c->fetch_unit, c->scorer->name, seq->plan.n_prompt);
     ASSERT(n > 0 && (size_t)n < sizeof(tag));
     block_key_next_generated(parent, tokens, tag, (size_t)n, &seq->keys[block]);
 }

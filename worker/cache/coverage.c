@@ -67,6 +67,28 @@ static int cover_slow(const struct sequence *seq, uint8_t *count, struct place a
     return i == list->n ? 0 : error_set(err, -EINVAL, "layer %d KV head %d: page %d lies in no block", at.layer, at.kv_head, i);
 }
 
+/* Summaries are what the pages' bytes and masks give now. */
+static int check_summaries(const struct sequence *seq, struct place at, struct error *err)
+{
+    const struct engine *e = seq->engine;
+    const struct page_list *list = sequence_list(seq, at.layer, at.kv_head);
+    const size_t bytes = (size_t)list->n * e->summary_bytes;
+    if (bytes == 0)
+        return 0;
+    uint8_t *again = malloc(bytes);
+    if (!again)
+        return error_set(err, -ENOMEM, "no memory for %d summaries", list->n);
+    const struct page_summary_params p = {
+        .scorer = e->config.scorer->kernel, .layout = &e->layout, .pages = list->pages, .n_pages = list->n, .summaries = again};
+    int r = e->model->ops->page_summaries(e->model->stream, &p);
+    if (r < 0)
+        error_set(err, r, "summaries cannot be made");
+    else if (memcmp(again, sequence_summaries(seq, at.layer, at.kv_head), bytes) != 0)
+        r = error_set(err, -EINVAL, "layer %d KV head %d: a summary is not its page's", at.layer, at.kv_head);
+    free(again);
+    return r;
+}
+
 static int check_head(const struct sequence *seq, uint8_t *count, struct place at, struct error *err)
 {
     memset(count, 0, (size_t)seq->n_tokens);
@@ -75,6 +97,8 @@ static int check_head(const struct sequence *seq, uint8_t *count, struct place a
         r = cover_slow(seq, count, at, err);
     for (int pos = seq->recent_first; r >= 0 && pos < seq->n_tokens; pos++)
         r = cover(count, pos, seq->n_tokens, at, "recent", err);
+    if (r >= 0)
+        r = check_summaries(seq, at, err);
     for (int pos = 0; r >= 0 && pos < seq->n_tokens; pos++)
         if (!count[pos])
             return error_set(err, -EINVAL, "layer %d KV head %d: position %d is in no tier", at.layer, at.kv_head, pos);

@@ -48,6 +48,7 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
         .rows = {{rows.kept_k + first, rows.kept_v + first, kept.n}, {rows.recent_k + recent, rows.recent_v + recent, s->n_tokens + 1 - s->recent_first}},
         .pages = list->pages,
         .n_pages = list->n,
+        .summaries = sequence_summaries(s, layer, kv_head),
         .fetch_pages = e->fetch_pages,
         .ret_chosen = e->chosen ? e->chosen + (int64_t)(i_seq * c->n_kv_heads + kv_head) * e->fetch_pages : NULL,
     };
@@ -82,6 +83,8 @@ static int attend(struct engine *e, struct sequence **sequences, int layer, int 
         .group = m->config.n_heads / n_kv_heads,
         .head_dim = m->config.head_dim,
         .scale = m->config.attention_scale,
+        .scorer = e->config.scorer->kernel,
+        .fetch_blocks = e->config.fetch_unit == BLOCK_TOKENS,
     };
     int r = m->ops->attn_decode(m->stream, &p);
     if (r < 0)

@@ -40,6 +40,8 @@ static int check_config(const struct engine_config *c, const struct model *model
     for (size_t i = 0; i < ARRAY_LEN(limits); i++)
         if (check_range(err, limits[i].name, limits[i].value, limits[i].min, limits[i].max) < 0)
             return -EINVAL;
+    if (c->fetch_unit != 0 && c->fetch_unit != SUBPAGE_TOKENS && c->fetch_unit != BLOCK_TOKENS)
+        return error_set(err, -EINVAL, "fetch_unit is %d; allowed are %d and %d", c->fetch_unit, SUBPAGE_TOKENS, BLOCK_TOKENS);
     return c->selector ? 0 : error_set(err, -EINVAL, "no selector; there are %s", selector_names());
 }
 
@@ -83,6 +85,8 @@ static size_t op_scratch_bytes(const struct engine *engine)
         .n_rows = {kept_rows_max(engine), config->answer_stays ? config->max_context : min_int(config->recent + BLOCK_TOKENS, config->max_context)},
         .n_pages = config->max_context / SUBPAGE_TOKENS,
         .fetch_pages = engine->fetch_pages,
+        .scorer = config->scorer->kernel,
+        .fetch_blocks = config->fetch_unit == BLOCK_TOKENS,
         .n_keys = config->max_context,
         .n_window = config->selector->n_window,
     };
@@ -161,9 +165,14 @@ static void derive(struct engine *engine)
         c->chunk = c->max_context;
     engine->attended = c->values == PREFILL_CONSISTENT || c->format == KV_FORMAT_BF16;
     engine->reuse = engine->attended;
+    if (!c->scorer)
+        c->scorer = &scorer_index2;
+    if (c->fetch_unit == 0)
+        c->fetch_unit = SUBPAGE_TOKENS;
+    engine->summary_bytes = page_summary_bytes(c->scorer->kernel, engine->model->config.head_dim);
     /* More pages than a context has are all of them; that also bounds the table of chosen pages. */
-    const int all_pages = c->max_context / SUBPAGE_TOKENS + 1;
-    engine->fetch_pages = c->fetch / SUBPAGE_TOKENS + (c->fetch % SUBPAGE_TOKENS != 0);
+    const int all_pages = c->max_context / SUBPAGE_TOKENS + 1, n_units = c->fetch / c->fetch_unit + (c->fetch % c->fetch_unit != 0);
+    engine->fetch_pages = n_units * (c->fetch_unit / SUBPAGE_TOKENS);
     if (engine->fetch_pages >= all_pages)
         engine->fetch_pages = INT32_MAX;
     engine->n_max = c->chunk > c->max_batch ? c->chunk : c->max_batch;
@@ -245,4 +254,18 @@ size_t engine_workspace_bytes(const struct engine *engine)
 void engine_fingerprint(const struct engine *engine, uint8_t ret_fingerprint[32])
 {
     memcpy(ret_fingerprint, engine->fingerprint, FINGERPRINT_BYTES);
+}
+
+void engine_retrieval(const struct engine *engine, struct engine_retrieval *ret)
+{
+    const struct model_config *c = &engine->model->config;
+    const int all_pages = engine->config.max_context / SUBPAGE_TOKENS;
+    const bool all = engine->fetch_pages == INT32_MAX;
+    *ret = (struct engine_retrieval){
+        .fetch_tokens = all ? INT32_MAX : engine->fetch_pages * SUBPAGE_TOKENS,
+        .step_bytes = (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)(all ? all_pages : engine->fetch_pages) * engine->layout.page.bytes,
+        .subpage_bytes = engine->layout.page.bytes,
+        .index_bytes = engine->config.scorer == &scorer_index2 ? engine->layout.index_entry_bytes : 0,
+        .summary_bytes = engine->summary_bytes,
+    };
 }

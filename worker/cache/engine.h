@@ -17,6 +17,7 @@ struct model;
 struct engine;
 struct sequence;
 struct selector_ops;
+struct scorer_ops;
 
 enum prefill_values { PREFILL_CONSISTENT, PREFILL_EXACT };       /* attend earlier blocks as the pool holds them, or unquantized */
 enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major keeps every layer's KV: the baseline to measure against */
@@ -27,7 +28,9 @@ struct engine_config {
     int budget;                 /* kept entries per KV head, sinks and observation window included; 0: none beyond the recent window */
     int recent;                 /* newest tokens kept exact per KV head, >= 0; the incomplete last block always is */
     bool answer_stays;          /* no token behind the prompt leaves the recent window, which then has a row for each: what methods that drop entries do, since their slow tier is lost */
-    int fetch;                  /* slow tokens attended per step and KV head, rounded up to 16; INT32_MAX: all */
+    int fetch;                  /* slow tokens attended per step and KV head, rounded up to whole fetch units; INT32_MAX: all */
+    int fetch_unit;             /* tokens chosen together: SUBPAGE_TOKENS, BLOCK_TOKENS, or 0 for the former */
+    const struct scorer_ops *scorer; /* who chooses them; NULL: index2 */
     int chunk;                  /* prompt tokens a prefill unit, >= 1 */
     enum prefill_values values; /* with exact values prefixes are not reused and blocks have a fingerprint of their own, except in bf16, where the two are the same */
     enum prefill_order order;
@@ -71,6 +74,15 @@ size_t engine_workspace_bytes(const struct engine *engine);
 /* Device bytes that a sequence needs beyond the weights and the engine's workspace: admission is arithmetic. It is the peak of a run without cached prefix, while its prompt is
  * computed or at the end of its answer, whichever is larger; staging counts every block there can be without a store, and those made while decoding with one. */
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new);
+/* What the configuration makes of retrieval, in bytes. */
+struct engine_retrieval {
+    int fetch_tokens;           /* the fetch budget in whole units; INT32_MAX: all */
+    uint64_t step_bytes;        /* sub-pages that one sequence attends in one step at most, over layers and KV heads, in a context of max_context */
+    size_t subpage_bytes;       /* one sub-page of one KV head and layer in the slow tier, */
+    size_t index_bytes;         /* what the scorer reads of it when it scores, shared by all that share the block; */
+    size_t summary_bytes;       /* what it reads of the sequence's own: one or the other, or neither */
+};
+void engine_retrieval(const struct engine *engine, struct engine_retrieval *ret);
 /* 1 if it fits now, 0 if it has to wait, -E2BIG with a text naming the numbers if it can never fit. */
 int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err);
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "proto/base/base_assert.h"
 #include "worker/cache/engine.h"
+#include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include "worker/model/model.h"
 
@@ -22,7 +23,7 @@ struct sequence_plan {
     int n_blocks;                 /* blocks there can ever be */
     int n_pages;                  /* slow sub-pages per layer and KV head there can ever be */
     int n_resident;               /* layers whose full KV is resident during prefill */
-    size_t fast_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
+    size_t fast_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
 
@@ -40,7 +41,7 @@ size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -77,7 +78,8 @@ struct engine {
     uint8_t fingerprint[FINGERPRINT_BYTES];
     bool attended;                /* prefill attends earlier blocks as the pool gives them back */
     bool reuse;                   /* prompts may start from the pool's blocks */
-    int fetch_pages;              /* INT32_MAX: all */
+    int fetch_pages;              /* of whole units; INT32_MAX: all */
+    size_t summary_bytes;         /* of one sub-page, the sequence's own; 0: the scorer needs none */
     int n_max;                    /* tokens a unit or a step */
     int n_logit_rows;
 
@@ -116,10 +118,10 @@ struct page_list {
     int n_at_prompt_end;   /* pages of blocks below plan.recent_first; every block after them has all its sub-pages */
 };
 
-/* Pages of the blocks below plan.recent_first that hold a token which is not among the head's kept ones. */
-void page_list_build(struct sequence *seq, int layer, int kv_head);
-/* Adds block `block` to every list. */
-void page_lists_append(struct sequence *seq, int block);
+/* Pages of the blocks below plan.recent_first that hold a token which is not among the head's kept ones, and their summaries. Those blocks are complete in this layer. */
+int page_list_build(struct sequence *seq, int layer, int kv_head);
+/* Adds block `block`, which is complete, to every list. */
+int page_lists_append(struct sequence *seq, int block);
 /* The block's bytes are at `to` as well; from now on they are read there. */
 void page_lists_repoint(struct sequence *seq, int block, const uint8_t *to);
 
@@ -220,6 +222,7 @@ struct sequence {
     int32_t *head_first;    /* host: [n_layers, n_kv_heads + 1], first row of each head among the layer's kept rows, then n_rows */
     struct kv_page *pages;  /* host: storage of the lists */
     struct page_list *lists; /* [n_layers, n_kv_heads] */
+    uint8_t *summaries;     /* [n_layers, n_kv_heads, n_pages] of engine->summary_bytes, side by side with the lists; NULL: none */
 
     struct prefill prefill;
     float *logits;          /* [n_vocab] device */
@@ -234,6 +237,12 @@ void sequence_prefill_memory_free(struct sequence *seq);
 static inline struct page_list *sequence_list(const struct sequence *seq, int layer, int kv_head)
 {
     return &seq->lists[layer * seq->engine->model->config.n_kv_heads + kv_head];
+}
+/* Summaries of a list's pages; NULL when the scorer needs none. */
+static inline uint8_t *sequence_summaries(const struct sequence *seq, int layer, int kv_head)
+{
+    const size_t list = (size_t)layer * (size_t)seq->engine->model->config.n_kv_heads + (size_t)kv_head;
+    return seq->summaries ? seq->summaries + list * (size_t)seq->plan.n_pages * seq->engine->summary_bytes : NULL;
 }
 static inline int32_t *sequence_layer_kept(const struct sequence *seq, int layer)
 {

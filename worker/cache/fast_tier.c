@@ -79,10 +79,9 @@ int fast_tier_leave(struct sequence *seq)
     const int block = leaving_block(seq, seq->n_tokens);
     if (block < 0)
         return 0;
-    const int r = shift_window(seq);
-    if (r < 0)
-        return r;
-    page_lists_append(seq, block);
+    int r = shift_window(seq);
+    if (r >= 0)
+        r = page_lists_append(seq, block);
     seq->recent_first += BLOCK_TOKENS;
-    return 0;
+    return r;
 }

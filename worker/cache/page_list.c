@@ -16,7 +16,24 @@ static struct kv_page make_page(const struct sequence *seq, int layer, int kv_he
     };
 }
 
-void page_list_build(struct sequence *seq, int layer, int kv_head)
+/* Summaries of pages first .. n-1 of a list. */
+static int summarize(struct sequence *seq, int layer, int kv_head, int first)
+{
+    const struct engine *e = seq->engine;
+    const struct page_list *list = sequence_list(seq, layer, kv_head);
+    if (e->summary_bytes == 0 || first == list->n)
+        return 0;
+    const struct page_summary_params p = {
+        .scorer = e->config.scorer->kernel,
+        .layout = &e->layout,
+        .pages = list->pages + first,
+        .n_pages = list->n - first,
+        .summaries = sequence_summaries(seq, layer, kv_head) + (size_t)first * e->summary_bytes,
+    };
+    return e->model->ops->page_summaries(e->model->stream, &p);
+}
+
+int page_list_build(struct sequence *seq, int layer, int kv_head)
 {
     struct page_list *list = sequence_list(seq, layer, kv_head);
     const struct kept_rows kept = sequence_kept(seq, layer, kv_head);
@@ -32,19 +49,23 @@ void page_list_build(struct sequence *seq, int layer, int kv_head)
     }
     ASSERT(j == kept.n);
     list->n_at_prompt_end = list->n;
+    return summarize(seq, layer, kv_head, 0);
 }
 
-void page_lists_append(struct sequence *seq, int block)
+int page_lists_append(struct sequence *seq, int block)
 {
     const struct model_config *c = &seq->engine->model->config;
-    for (int layer = 0; layer < c->n_layers; layer++) {
-        for (int h = 0; h < c->n_kv_heads; h++) {
+    int r = 0;
+    for (int layer = 0; r >= 0 && layer < c->n_layers; layer++) {
+        for (int h = 0; r >= 0 && h < c->n_kv_heads; h++) {
             struct page_list *list = sequence_list(seq, layer, h);
             ASSERT(list->n + BLOCK_SUBPAGES <= seq->plan.n_pages);
             for (int s = 0; s < BLOCK_SUBPAGES; s++)
                 list->pages[list->n++] = make_page(seq, layer, h, block, s, 0xffff);
+            r = summarize(seq, layer, h, list->n - BLOCK_SUBPAGES);
         }
     }
+    return r;
 }
 
 /* A list holds at most BLOCK_SUBPAGES pages of a block, and they come so much before the place they would have in a complete list as pages were left out. */

@@ -82,6 +82,6 @@ int selection_run(struct sequence *seq, int layer)
     if (r >= 0)
         r = fast_tier_fill(seq, layer, seq->prefill.indices, prefill_k(seq, layer), prefill_v(seq, layer), prefill_head_stride(seq));
     for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++)
-        page_list_build(seq, layer, h);
+        r = page_list_build(seq, layer, h);
     return r;
 }

@@ -118,7 +118,7 @@ static int alloc_device_memory(struct sequence *seq)
 {
     struct prefill *f = &seq->prefill;
     void *const where[PIECE_COUNT] = {
-        [PIECE_FAST] = &seq->fast,      [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge,
+        [PIECE_FAST] = &seq->fast,      [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge,
         [PIECE_WINDOW] = &f->window,    [PIECE_COLUMNS] = &f->columns, [PIECE_SCRATCH] = &f->scratch,   [PIECE_INDICES] = &f->indices,
     };
     struct sequence_piece pieces[PIECE_COUNT];
@@ -195,6 +195,7 @@ void sequence_free(struct sequence *seq)
     const struct model *m = seq->engine->model;
     sequence_prefill_memory_free(seq);
     m->dev->free(m->device, seq->logits);
+    m->dev->free(m->device, seq->summaries);
     m->dev->free(m->device, seq->fast);
     sequence_blocks_fini(seq);
     sequence_commit_bytes(seq, 0);

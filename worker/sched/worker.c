@@ -4,6 +4,7 @@
 #include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
 #include <malloc.h>
@@ -100,6 +101,18 @@ static int open_store(struct worker *w, struct error *err)
     return 0;
 }
 
+static void log_retrieval(const struct worker *w, const struct engine_config *config)
+{
+    struct engine_retrieval retrieval;
+
+    engine_retrieval(w->engine, &retrieval);
+    LOG_INFO("retrieval", LOG_STR("scorer", config->scorer->name), LOG_INT("fetch_unit", config->fetch_unit), LOG_INT("fetch_tokens", retrieval.fetch_tokens),
+             LOG_INT("fetch_bytes_per_step", retrieval.step_bytes), LOG_INT("subpage_bytes", retrieval.subpage_bytes), LOG_INT("index_bytes", retrieval.index_bytes),
+             LOG_INT("summary_bytes", retrieval.summary_bytes));
+    if (config->scorer->measuring_only)
+        LOG_WARN("scorer_measures_only", LOG_STR("scorer", config->scorer->name), LOG_STR("note", "it reads every key in every step; serve with another scorer"));
+}
+
 static int open_engine(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
@@ -109,6 +122,8 @@ static int open_engine(struct worker *w, struct error *err)
         .budget = (int)o->budget,
         .recent = (int)o->recent,
         .fetch = (int)o->fetch,
+        .fetch_unit = worker_fetch_unit(o),
+        .scorer = scorer_find(o->scorer),
         .chunk = (int)o->chunk,
         .values = (enum prefill_values)o->prefill,
         .order = (enum prefill_order)o->prefill_order,
@@ -123,13 +138,16 @@ static int open_engine(struct worker *w, struct error *err)
 
     if (!config.selector)
         return error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
+    if (!config.scorer)
+        return error_set(err, -EINVAL, "--scorer %s: there are %s", o->scorer, scorer_names());
     rc = engine_create(&config, w->model, w->store, &w->engine, err);
     if (rc < 0)
         return rc;
     engine_fingerprint(w->engine, w->fingerprint);
     w->dev->properties(w->device, &properties);
-    snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d, chunk %d", properties.name,
-             kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, config.chunk);
+    snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d by %s, chunk %d", properties.name,
+             kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, o->scorer, config.chunk);
+    log_retrieval(w, &config);
     return 0;
 }
 

@@ -1,9 +1,11 @@
 #include "worker/sched/worker_options.h"
 
 #include "proto/base/base_assert.h"
+#include "proto/block_layout.h"
 
-/* In the order of enum kv_format, prefill_values, prefill_order, backend_choice, cpu_isa, log_level and log_format. */
+/* In the order of enum kv_format, prefill_values, prefill_order, backend_choice, cpu_isa, log_level and log_format; fetch_units by worker_fetch_unit(). */
 static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
+static const char *const fetch_units[] = {"16", "128", NULL};
 static const char *const prefills[] = {"consistent", "exact", NULL};
 static const char *const prefill_orders[] = {"layer", "chunk", NULL};
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
@@ -29,6 +31,10 @@ static const struct option_spec specs[] = {
      .help = "fast tier: newest tokens per layer and KV head"},
     {.name = "fetch", .kind = OPTION_INT, FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N|all",
      .help = "slow tokens attended per step, layer and KV head"},
+    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_units,
+     .help = "slow tokens chosen together: a sub-page or a whole block; --fetch is rounded up to it"},
+    {.name = "scorer", .kind = OPTION_STR, FIELD(scorer), .fallback = "index2", .metavar = "NAME",
+     .help = "who chooses the slow tokens: index2, minmax, mean, meanvar, recent, oracle (for measuring only)"},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N",
      .help = "prompt tokens computed at a time"},
     {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills,
@@ -65,3 +71,8 @@ const struct option_set worker_option_set = {
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),
 };
+
+int worker_fetch_unit(const struct worker_options *options)
+{
+    return options->fetch_unit == 0 ? SUBPAGE_TOKENS : BLOCK_TOKENS;
+}

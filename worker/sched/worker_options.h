@@ -4,10 +4,12 @@
 #include <stdint.h>
 
 struct worker_options {
-    const char *model, *router, *store, *name, *selector;
-    int kv_format, prefill, prefill_order, device, isa, log_level, log_format;
+    const char *model, *router, *store, *name, *selector, *scorer;
+    int kv_format, fetch_unit, prefill, prefill_order, device, isa, log_level, log_format;
     int64_t budget, recent, fetch, chunk, threads, max_running, max_queue, context, memory_limit;
     bool reuse_generated;
 };
 
 extern const struct option_set worker_option_set;
+/* --fetch-unit in tokens. */
+int worker_fetch_unit(const struct worker_options *options);
