@@ -1,6 +1,7 @@
 /* A plan is what a run takes: by tag, at its peak and in steady state, to the byte. */
 #include "tests/unit/engine_fixture.h"
 #include "worker/cache/memory_plan.h"
+#include "worker/cache/scorer.h"
 #include "worker/model/known_models.h"
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -54,8 +55,8 @@ struct shape {
 static void describe(const struct shape *s, char text[256])
 {
     const struct engine_config *c = &s->config;
-    snprintf(text, 256, "%d + %d tokens, %s, %s, order %d, budget %d, recent %d, fetch %d, chunk %d, batch %d", s->n_prompt, s->max_new, kv_format_name(c->format),
-             c->selector->name, c->order, c->budget, c->recent, c->fetch, c->chunk, c->max_batch);
+    snprintf(text, 256, "%d + %d tokens, %s, %s, %s, order %d, budget %d, recent %d, fetch %d of %d, chunk %d, batch %d", s->n_prompt, s->max_new, kv_format_name(c->format),
+             c->selector->name, c->scorer ? c->scorer->name : "index2", c->order, c->budget, c->recent, c->fetch, c->fetch_unit, c->chunk, c->max_batch);
 }
 
 /* Of what is beyond the weights. */
@@ -120,6 +121,7 @@ static int pick(uint64_t *state, const int *from, size_t n)
 
 Test(memory_plan, test_many_configurations)
 {
+    static const struct scorer_ops *const scorers[] = {&scorer_index2, &scorer_minmax, &scorer_mean, &scorer_meanvar, &scorer_recent, &scorer_oracle};
     uint64_t state = 3;
     char names[256], *name, *rest = NULL;
     for (int round = 0; round < 12; round++) {
@@ -136,6 +138,8 @@ Test(memory_plan, test_many_configurations)
             s.config.fetch = PICK(&state, 0, 16, 100, 512, INT32_MAX);
             s.config.chunk = PICK(&state, 17, 96, 128, 200, 1024);
             s.config.max_batch = PICK(&state, 1, 8, 40);
+            s.config.fetch_unit = PICK(&state, SUBPAGE_TOKENS, BLOCK_TOKENS);
+            s.config.scorer = scorers[PICK(&state, 0, 1, 2, 3, 4, 5)];
             s.n_prompt = PICK(&state, 1, 30, 129, 260, 511, 512, 700);
             s.max_new = PICK(&state, 0, 1, 60, 200, 400);
             run_and_compare(&s);

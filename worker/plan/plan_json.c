@@ -35,12 +35,14 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
         json_write_str(w, "all");
     else
         json_write_int(w, o->fetch);
+    json_write_kint(w, "fetch_unit", plan_fetch_unit(o));
+    json_write_kstr(w, "scorer", o->scorer);
     json_write_kint(w, "chunk", o->chunk);
     json_write_kstr(w, "selector", o->selector);
     json_write_kstr(w, "kv_format", kv_format_name((enum kv_format)o->kv_format));
     json_write_kbool(w, "pool", o->pool);
     json_write_kint(w, "max_running", o->max_running);
-    json_write_kint(w, "threads", p->n_threads);
+    json_write_kstr(w, "device", p->device);
     json_write_object_end(w);
 }
 

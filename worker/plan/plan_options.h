@@ -7,10 +7,12 @@
 enum { PLAN_WEIGHTS_STORED = 0 /* otherwise enum weight_dtype + 1 */ };
 
 struct plan_options {
-    const char *model, *selector;
-    int kv_format, prefill, isa, weights;
+    const char *model, *selector, *scorer;
+    int kv_format, fetch_unit, prefill, device, isa, weights;
     int64_t context, max_new, workers, device_memory, budget, recent, fetch, chunk, max_running, threads;
     bool pool, json;
 };
 
 extern const struct option_set plan_option_set;
+/* --fetch-unit in tokens. */
+int plan_fetch_unit(const struct plan_options *options);

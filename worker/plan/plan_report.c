@@ -1,6 +1,9 @@
 #include "worker/plan/plan_report.h"
+#include "kernels/backend.h"
+#include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,12 +29,16 @@ static int engine_params(const struct plan_options *o, const struct plan_report 
         .budget = (int)o->budget,
         .recent = (int)o->recent,
         .fetch = (int)o->fetch,
+        .fetch_unit = plan_fetch_unit(o),
+        .scorer = scorer_find(o->scorer),
         .chunk = (int)o->chunk,
         .values = (enum prefill_values)o->prefill,
         .order = PREFILL_LAYER_MAJOR,
         .max_context = report->context,
         .max_batch = (int)o->max_running,
     };
+    if (!ret_config->scorer)
+        return error_set(err, -EINVAL, "--scorer %s: there are %s", o->scorer, scorer_names());
     return ret_config->selector ? 0 : error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
 }
 
@@ -71,14 +78,17 @@ static int open_device(const struct plan_options *o, struct memory_plan_params *
         long n = sysconf(_SC_NPROCESSORS_ONLN);
         config.n_threads = n < 1 ? 1 : n > 256 ? 256 : (int)n;
     }
-    report->n_threads = config.n_threads;
-    p->dev = cpu_device_ops();
-    p->ops = cpu_kernel_ops();
-    int r = p->dev->open(&config, &p->device);
-    if (r == -ENODEV)
-        return error_set(err, r, "--isa: this processor does not have that instruction set");
-    if (r >= 0)
-        r = p->dev->stream_create(p->device, &p->stream);
+    const struct kernel_backend *backend;
+    struct device_properties properties;
+    struct error note;
+    int r = backend_open((enum backend_choice)o->device, &config, &backend, &p->device, &note, err);
+    if (r < 0)
+        return r;
+    p->dev = backend->device;
+    p->ops = backend->ops;
+    p->dev->properties(p->device, &properties);
+    snprintf(report->device, sizeof(report->device), "%s", properties.name);
+    r = p->dev->stream_create(p->device, &p->stream);
     return r < 0 ? error_set(err, r, "device: %s", strerror(-r)) : 0;
 }
 

@@ -18,7 +18,8 @@ struct plan_report {
     struct model_weights_size stored, bf16; /* stored: zeros for a model without files */
     size_t weights;                         /* device bytes of the dtype asked for */
     const char *weights_name;               /* "stored", "q4_k" */
-    int context, n_prompt, n_threads;
+    char device[128];                       /* as the device calls itself: "cpu avx2 2 threads" */
+    int context, n_prompt;
     struct memory_plan orders[PLAN_ORDER_COUNT];
     struct memory_fit fits[PLAN_ORDER_COUNT];  /* with device_memory */
     int longest[PLAN_ORDER_COUNT];

@@ -83,9 +83,9 @@ static int head(const struct plan_report *p, struct buf *out)
         r = buf_printf(out, "request        %s prompt tokens and %lld new ones: a context of %s\n", count_text((size_t)p->n_prompt, prompt), (long long)o->max_new,
                        count_text((size_t)p->context, context));
     if (r >= 0)
-        r = buf_printf(out, "configuration  %s, budget %lld, recent %lld, fetch %s, chunk %lld, %s, pool %s, %lld running, %d threads\n", o->selector, (long long)o->budget,
-                       (long long)o->recent, fetch, (long long)o->chunk, kv_format_name((enum kv_format)o->kv_format), o->pool ? "on" : "off",
-                       (long long)o->max_running, p->n_threads);
+        r = buf_printf(out, "configuration  %s, budget %lld, recent %lld, fetch %s by %s, chunk %lld, %s, pool %s, %lld running, %s\n", o->selector, (long long)o->budget,
+                       (long long)o->recent, fetch, o->scorer, (long long)o->chunk, kv_format_name((enum kv_format)o->kv_format), o->pool ? "on" : "off",
+                       (long long)o->max_running, p->device);
     return r;
 }
 
