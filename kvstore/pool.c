@@ -307,6 +307,21 @@ bool pool_release(struct pool *pool, struct lease_owner *owner, uint64_t id)
     return true;
 }
 
+bool pool_discard(struct pool *pool, struct lease_owner *owner, uint64_t id)
+{
+    struct lease *lease = lease_find(&pool->leases, owner, id);
+    /* In the index, so that the end of its last lease does not free it. */
+    struct pool_block *block = lease && !lease->write && lease->block->node ? lease->block : NULL;
+
+    if (!pool_release(pool, owner, id))
+        return false;
+    if (block && block->evictable) {
+        pool->counters.discarded++;
+        block_drop(pool, block);
+    }
+    return true;
+}
+
 bool pool_report_corrupt(struct pool *pool, struct lease_owner *owner, uint64_t id)
 {
     struct lease *lease = lease_find(&pool->leases, owner, id);

@@ -35,7 +35,7 @@ struct pool_listener {
 
 struct pool_counters {
     uint64_t lookups, lookup_hits, lookup_misses; /* calls, blocks, blocks */
-    uint64_t stored, evicted, rejected_full, corrupt; /* blocks */
+    uint64_t stored, evicted, discarded, rejected_full, corrupt; /* blocks */
 };
 
 /* Walks the sealed blocks in order of sealing while the pool changes. */
@@ -87,6 +87,8 @@ enum pool_reserve_status pool_reserve(struct pool *pool, struct lease_owner *own
 bool pool_seal(struct pool *pool, struct lease_owner *owner, uint64_t lease, uint64_t checksum);
 /* Ends a lease; an unsealed block is dropped and its extent freed. False if it is no lease of this owner. */
 bool pool_release(struct pool *pool, struct lease_owner *owner, uint64_t lease);
+/* The same for a block that its owner knows to be of no more use: sealed, without leases and without children in the pool, it is dropped. */
+bool pool_discard(struct pool *pool, struct lease_owner *owner, uint64_t lease);
 /* Drops the block of a read lease from the index; the lease stays. False if it is no read lease of this owner. */
 bool pool_report_corrupt(struct pool *pool, struct lease_owner *owner, uint64_t lease);
 

@@ -39,6 +39,7 @@ static void stats_collect(void *arg, uint64_t *ret_fields)
     ret_fields[STATS_PROTOCOL_ERRORS] = server->env.protocol_errors;
     ret_fields[STATS_EVENT_SEQUENCE] = event_stream_sequence(server->events);
     ret_fields[STATS_UNRESPONSIVE] = (uint64_t)server->n_unresponsive;
+    ret_fields[STATS_DISCARDED] = c->discarded;
 }
 
 static void stats_publish(void *arg)

@@ -234,7 +234,7 @@ static int handle_release(struct session *session, uint64_t id, const ProtobufCM
     if (release->n_leases > BLOCKS_MAX)
         return session_fail(session, id, -E2BIG, "Release of %zu leases, at most %d", release->n_leases, BLOCKS_MAX);
     for (size_t i = 0; i < release->n_leases; i++)
-        result.released += pool_release(session->env->pool, &session->owner, release->leases[i]);
+        result.released += (release->discard ? pool_discard : pool_release)(session->env->pool, &session->owner, release->leases[i]);
     return reply(session, STORE_RELEASE_RESULT, id, &result.base);
 }
 
@@ -273,6 +273,7 @@ static int handle_stats(struct session *session, uint64_t id, const ProtobufCMes
     r.protocol_errors = f[STATS_PROTOCOL_ERRORS];
     r.event_sequence = f[STATS_EVENT_SEQUENCE];
     r.unresponsive = f[STATS_UNRESPONSIVE];
+    r.discarded = f[STATS_DISCARDED];
     return reply(session, STORE_STATS_RESULT, id, &r.base);
 }
 

@@ -73,3 +73,5 @@ int kv_client_reserve_async(struct kv_client *client, const struct kv_reserve_bl
 int kv_client_seal(struct kv_client *client, struct kv_lease *const *leases, int n);
 /* Ends leases (unsealed ones are abandoned: nothing may write there any more); does not wait. Zeroes them; zeroed leases are skipped. */
 void kv_client_release(struct kv_client *client, struct kv_lease *leases, int n);
+/* The same for blocks that are of no more use to anybody, leaves of a chain first: those that nobody else leases and that have no children leave the pool. */
+void kv_client_discard(struct kv_client *client, struct kv_lease *leases, int n);

@@ -392,7 +392,7 @@ int kv_client_seal(struct kv_client *client, struct kv_lease *const *leases, int
     return rc < 0 || seal.n_blocks < (size_t)n ? -ENOTCONN : 0;
 }
 
-static void release_some(struct kv_client *client, struct kv_lease *leases, int n)
+static void release_some(struct kv_client *client, struct kv_lease *leases, int n, bool discard)
 {
     Tidepool__Store__Release release = TIDEPOOL__STORE__RELEASE__INIT;
     uint64_t ids[KV_BLOCKS_MAX];
@@ -407,14 +407,25 @@ static void release_some(struct kv_client *client, struct kv_lease *leases, int 
     if (!release.n_leases)
         return;
     release.leases = ids;
+    release.discard = discard;
     int rc = kv_send(client, STORE_RELEASE, client->next_id++, &release.base);
     if (rc < 0 && rc != -ENOTCONN)
         kv_disconnect(client, rc, "no room for a Release");
 }
 
-void kv_client_release(struct kv_client *client, struct kv_lease *leases, int n)
+static void release_all(struct kv_client *client, struct kv_lease *leases, int n, bool discard)
 {
     for (int i = 0; i < n; i += KV_BLOCKS_MAX)
-        release_some(client, leases + i, n - i < KV_BLOCKS_MAX ? n - i : KV_BLOCKS_MAX);
+        release_some(client, leases + i, n - i < KV_BLOCKS_MAX ? n - i : KV_BLOCKS_MAX, discard);
     kv_mapping_drop_unused(client);
+}
+
+void kv_client_release(struct kv_client *client, struct kv_lease *leases, int n)
+{
+    release_all(client, leases, n, false);
+}
+
+void kv_client_discard(struct kv_client *client, struct kv_lease *leases, int n)
+{
+    release_all(client, leases, n, true);
 }

@@ -119,7 +119,7 @@ static void check_prefix(enum kv_format format, uint64_t seed, int *n_hits)
     snprintf(what, sizeof(what), "%s seed %d: %d of %d tokens shared of %d, %s budget %d", kv_format_name(format), (int)seed, n_shared, run.n_prompt, n_written,
              reader.selector->name, reader.budget);
     fixture_expect_same(want, got, n_decode + 1, what);
-    const int observed = reader.selector->n_window > 1 ? reader.selector->n_window : 1;
+    const int observed = reader.selector->all_queries ? run.n_prompt : reader.selector->n_window > 1 ? reader.selector->n_window : 1;
     const int least = run.n_prompt > observed ? run.n_prompt - observed : 0;
     const int shared = n_shared / BLOCK_TOKENS, low = least / BLOCK_TOKENS, high = (run.n_prompt - 1) / BLOCK_TOKENS;
     cr_assert(stats.n_cached >= (shared < low ? shared : low) * BLOCK_TOKENS, "%s: %d cached", what, stats.n_cached);
@@ -351,6 +351,42 @@ Test(engine_sharing, test_answer_goes_on_from_its_blocks)
         cr_expect(stats.n_cached == 768 && stats.n_restored == 1152 - N_PROMPT, "%d of the prompt, %d of the answer", stats.n_cached, stats.n_restored);
         decode_settled(second, other, seq, want, stats.n_restored, N_DECODE);
         sequence_free(seq);
+        engine_free(first);
+        engine_free(second);
+        free(want);
+    }
+}
+
+/* When an answer is complete, nobody will ask for its blocks; what another worker still reads, and what belongs to the prompt, stays. */
+Test(engine_sharing, test_blocks_of_a_complete_answer_leave_the_pool)
+{
+    const struct sequence_request again = {.prompt = tokens, .n_prompt = N_PROMPT, .max_new = N_DECODE, .answer = tokens + N_PROMPT, .n_answer = N_DECODE};
+    for (int reuse = 0; reuse < 2; reuse++) {
+        struct engine_config config = fixture_config();
+        config.reuse_generated = reuse;
+        fixture_tokens(850 + (uint64_t)reuse, tokens, N_PROMPT + N_DECODE);
+        float *want = answer_of(&config, NULL, &run, NULL);
+        struct engine *first = fixture_engine(&f, &config, client), *second = fixture_engine(&f, &config, other);
+        const uint64_t before = store_wire_stats(&watch)->n_blocks;
+        struct sequence *seq = begin(first), *heir;
+        while (sequence_prefill_step(seq) > 0)
+            ;
+        decode_settled(first, client, seq, want, 0, N_DECODE);
+        cr_assert_eq(store_wire_stats(&watch)->n_blocks - before, (N_PROMPT + N_DECODE) / BLOCK_TOKENS);
+        cr_assert(sequence_create(second, &again, &heir, NULL) >= 0);
+        while (sequence_prefill_step(heir) > 0)
+            ;
+        sequence_discard_answer(seq);
+        sequence_free(seq);
+        settle(client);
+        cr_expect_eq(store_wire_stats(&watch)->n_blocks - before, (N_PROMPT + N_DECODE) / BLOCK_TOKENS, "the heir has them");
+        struct sequence_stats stats;
+        sequence_stats(heir, &stats);
+        decode_settled(second, other, heir, want, stats.n_restored, N_DECODE);
+        sequence_discard_answer(heir);
+        sequence_free(heir);
+        settle(other);
+        cr_expect_eq(store_wire_stats(&watch)->n_blocks - before, (N_PROMPT + (reuse ? N_DECODE : 0)) / BLOCK_TOKENS, "reuse %d", reuse);
         engine_free(first);
         engine_free(second);
         free(want);

@@ -172,6 +172,16 @@ void kv_client_release(struct kv_client *store, struct kv_lease *leases, int n)
     }
 }
 
+void kv_client_discard(struct kv_client *store, struct kv_lease *leases, int n)
+{
+    for (int i = 0; i < n; i++) {
+        struct fake_block *b = leases[i].id ? &store->blocks[leases[i].id - 1] : NULL;
+        kv_client_release(store, &leases[i], 1);
+        if (b && b->used && b->n_leases == 0)
+            drop(b);
+    }
+}
+
 static int count(const struct kv_client *store, bool sealed, bool leases)
 {
     int n = 0;

@@ -146,6 +146,28 @@ Test(pool, test_full_pool_evicts_leaves_before_roots_and_oldest_first)
     cr_assert(has(20) && has(21) && !has(22));
 }
 
+Test(pool, test_discarded_blocks_leave_at_once_unless_others_need_them)
+{
+    struct block_key keys[3] = {key_of(1), key_of(2), key_of(3)};
+    struct pool_extent e[3];
+    uint64_t leases[3];
+
+    for (uint32_t i = 0; i < 3; i++)
+        leases[i] = store(&alice, 1 + i, i, i);
+    cr_assert_eq(pool_lookup(&pool, &bob, keys, 3, e), 3);
+    for (int i = 2; i >= 0; i--)
+        cr_assert(pool_discard(&pool, &alice, leases[i]));
+    cr_assert_eq(pool.n_blocks, 3, "bob has them");
+    cr_assert(pool_discard(&pool, &bob, e[1].lease));
+    cr_assert_eq(pool.n_blocks, 3, "it has a child");
+    cr_assert(pool_discard(&pool, &bob, e[2].lease));
+    cr_assert(pool_release(&pool, &bob, e[0].lease));
+    cr_assert_eq(pool.n_blocks, 2);
+    cr_assert(heard.n_evicted == 1 && heard.evicted[0] == 3 && has(1) && has(2));
+    cr_assert_not(pool_discard(&pool, &bob, e[2].lease), "no lease any more");
+    cr_assert_eq(pool.extents.bytes_taken, 2 * BLOCK_BYTES);
+}
+
 Test(pool, test_use_renews_a_block)
 {
     uint64_t leases[N_SLOTS];

@@ -213,6 +213,21 @@ static void release(int i)
     forget(i);
 }
 
+static void discard(int i)
+{
+    struct instance *b = held[i].block;
+    const bool goes = b->indexed && b->sealed && b->n_leases == 1 && !has_child(b->id);
+    const uint64_t discarded = pool.counters.discarded;
+    reporting = true;
+    model.tick++;
+    cr_assert(pool_discard(&pool, held[i].owner, held[i].lease));
+    reporting = false;
+    cr_assert_eq(pool.counters.discarded - discarded, goes);
+    forget(i);
+    if (goes)
+        unindex(b);
+}
+
 static void end_owner(struct lease_owner *owner)
 {
     model.tick++;
@@ -254,8 +269,10 @@ Test(pool_eviction, test_leases_hold_and_leaves_go_before_roots_by_age)
             lookup(owner, id);
         else if (op < 65 && n_held)
             seal(i);
-        else if (op < 96 && n_held)
+        else if (op < 92 && n_held)
             release(i);
+        else if (op < 96 && n_held)
+            discard(i);
         else if (op < 98 && n_held)
             report(i);
         else if (op == 99)

@@ -68,6 +68,26 @@ void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *r
         seq->n_restorable = (first + found) * BLOCK_TOKENS;
 }
 
+/* The store drops a block only when it has no children left, so the leases go in reverse. */
+void sequence_discard_answer(struct sequence *seq)
+{
+    const int first = seq->plan.n_prompt_blocks, n = seq->plan.n_blocks - first;
+    struct kv_lease *leases = seq->leases + first;
+    if (!seq->shared || seq->engine->config.reuse_generated)
+        return;
+    /* Pages still point to these blocks: from here on the sequence can only be freed. */
+    seq->phase = SEQUENCE_FAILED;
+    for (int b = first; b < seq->plan.n_blocks; b++)
+        if (seq->blocks[b].place == BLOCK_SEALED)
+            seq->blocks[b].place = BLOCK_ABSENT;
+    for (int i = 0; i < n / 2; i++) {
+        const struct kv_lease last = leases[n - 1 - i];
+        leases[n - 1 - i] = leases[i];
+        leases[i] = last;
+    }
+    kv_client_discard(seq->engine->store, leases, n);
+}
+
 static int restore_window(struct sequence *seq, int block)
 {
     const int n_layers = seq->engine->model->config.n_layers;

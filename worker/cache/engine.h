@@ -26,7 +26,7 @@ struct engine_config {
     enum kv_format format;
     const struct selector_ops *selector;
     int budget;                 /* kept entries per KV head, sinks and observation window included; 0: none beyond the recent window */
-    int recent;                 /* newest tokens kept exact per KV head, >= 0; the incomplete last block always is */
+    int recent;                 /* newest tokens per KV head that stay on the device in bf16, >= 0; the incomplete last block always does */
     bool answer_stays;          /* no token behind the prompt leaves the recent window, which then has a row for each: what methods that drop entries do, since their slow tier is lost */
     int fetch;                  /* slow tokens attended per step and KV head, rounded up to whole fetch units; INT32_MAX: all */
     int fetch_unit;             /* tokens chosen together: SUBPAGE_TOKENS, BLOCK_TOKENS, or 0 for the former */
@@ -90,6 +90,9 @@ int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct
 int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err);
 /* Cancels at any stage; leases are released, reserved blocks abandoned. NULL is fine. */
 void sequence_free(struct sequence *sequence);
+/* Before sequence_free, when nobody will go on with the answer (it is complete, or not wanted any more): its blocks leave the pool, unless another sequence has them or they may serve
+ * other prompts. */
+void sequence_discard_answer(struct sequence *sequence);
 /* One unit of prefill: one chunk of one layer, some cached blocks of a layer, or a layer's selection. 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it. */
 int sequence_prefill_step(struct sequence *sequence);
 /* Logits [vocab] for the token after the last one, valid until the next step of this sequence. */

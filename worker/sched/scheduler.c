@@ -76,13 +76,19 @@ static void list_fail(struct scheduler *s, struct job_list *list, enum job_failu
         job_fail(s, list, list->first, failure, text);
 }
 
+/* Nobody wants the answer. */
+static void cancel(struct scheduler *s, struct job_list *list, struct job *job)
+{
+    job_remove(s, list, job);
+    if (job->sequence)
+        sequence_discard_answer(job->sequence);
+    job_free(job);
+}
+
 static void list_cancel(struct scheduler *s, struct job_list *list)
 {
-    while (list->first) {
-        struct job *job = list->first;
-        job_remove(s, list, job);
-        job_free(job);
-    }
+    while (list->first)
+        cancel(s, list, list->first);
 }
 
 bool scheduler_cancel(struct scheduler *s, uint64_t id)
@@ -93,8 +99,7 @@ bool scheduler_cancel(struct scheduler *s, uint64_t id)
         struct job *job = job_list_find(lists[i], id);
         if (!job)
             continue;
-        job_remove(s, lists[i], job);
-        job_free(job);
+        cancel(s, lists[i], job);
         return true;
     }
     return false;
@@ -139,7 +144,15 @@ void scheduler_free(struct scheduler *s)
 {
     if (!s)
         return;
-    scheduler_cancel_all(s);
+    /* Others may go on with what has not ended: the answers' blocks stay. */
+    struct job_list *const lists[] = {&s->running, &s->prefilling, &s->waiting};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++) {
+        while (lists[i]->first) {
+            struct job *job = lists[i]->first;
+            job_list_remove(lists[i], job);
+            job_free(job);
+        }
+    }
     free(s->batch_jobs);
     free(s->batch_tokens);
     free(s->batch);
