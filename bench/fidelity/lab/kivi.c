@@ -1,8 +1,8 @@
 /* KIVI-like (arXiv 2402.02750): asymmetric codes of 2 or 4 bits, keys (RoPE applied) per channel in groups of 32 tokens, values per token in groups of 32 channels, scale and minimum in
  * fp16, the newest 128 tokens in full precision. Everything resident, everything attended.
  *
- * Simplified: the newest 128 prompt tokens stay exact while the continuation is fed (in the original the window moves with it: keys leave it 128 at a time, values one by one), and the
- * oldest 128 * n tokens behind a border of 32 tokens are coded at once, at the prompt's end. Both favour it. */
+ * Simplified: the newest 128 prompt tokens stay exact while the continuation is fed (in the original the window moves with it: keys leave it 128 at a time, values one by one), which
+ * favours it. The tokens before them are coded at the prompt's end in whole groups of 32; what is left over, up to 31 tokens, stays exact too. */
 #include "bench/fidelity/lab/baseline.h"
 #include "bench/fidelity/lab/baseline_methods.h"
 #include "bench/fidelity/lab/lab_attention.h"

@@ -1,8 +1,6 @@
 #include "bench/fidelity/lab/lab_quant.h"
 #include "kernels/cpu/half.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static float to_fp16(float x)
 {
@@ -82,12 +80,26 @@ void lab_lloyd(const double *weight, int half, int n_levels, float *ret_levels)
     }
 }
 
-static float nearest(const float *levels, int n, float x)
+struct codebook {
+    float levels[LAB_NUQ_MAX_LEVELS];
+    float borders[LAB_NUQ_MAX_LEVELS]; /* between a level and the next; INFINITY behind the last */
+};
+
+static void codebook_fill(const double *weight, int bits, struct codebook *book)
 {
-    int i = 0;
-    while (i + 1 < n && x > (levels[i] + levels[i + 1]) / 2)
-        i++;
-    return levels[i];
+    const int n = 1 << bits;
+    lab_lloyd(weight, NUQ_HALF, n, book->levels);
+    for (int i = 0; i < LAB_NUQ_MAX_LEVELS; i++)
+        book->borders[i] = i + 1 < n ? (book->levels[i] + book->levels[i + 1]) / 2 : INFINITY;
+}
+
+/* All borders are compared, so that the loop has no branches. */
+static float nearest(const struct codebook *book, float x)
+{
+    int level = 0;
+    for (int i = 0; i < LAB_NUQ_MAX_LEVELS - 1; i++)
+        level += x > book->borders[i];
+    return book->levels[level];
 }
 
 /* Middle and half width of a vector's values that are no outliers. */
@@ -121,22 +133,23 @@ static void add_vector(const float *x, const uint8_t *outlier, int64_t length, s
     }
 }
 
+static void code_vector(float *x, const uint8_t *outlier, int64_t length, const struct codebook *book)
+{
+    const struct range r = range_of(x, outlier, length);
+    for (int64_t i = 0; i < length; i++)
+        if (!outlier || !outlier[i])
+            x[i] = r.half > 0 ? r.middle + r.half * nearest(book, (x[i] - r.middle) / r.half) : r.middle;
+}
+
 void lab_quant_nuq(float *x, int64_t n_vectors, int64_t length, const uint8_t *outlier, int bits)
 {
-    double weight[2 * NUQ_HALF + 1];
-    float levels[LAB_NUQ_MAX_LEVELS];
-    memset(weight, 0, sizeof weight);
+    double weight[2 * NUQ_HALF + 1] = {0};
+    struct codebook book;
     for (int64_t v = 0; v < n_vectors; v++) {
         const uint8_t *out = outlier ? outlier + v * length : NULL;
         add_vector(x + v * length, out, length, range_of(x + v * length, out, length), weight);
     }
-    lab_lloyd(weight, NUQ_HALF, 1 << bits, levels);
-    for (int64_t v = 0; v < n_vectors; v++) {
-        const uint8_t *out = outlier ? outlier + v * length : NULL;
-        float *y = x + v * length;
-        const struct range r = range_of(y, out, length);
-        for (int64_t i = 0; i < length; i++)
-            if (!out || !out[i])
-                y[i] = r.half > 0 ? r.middle + r.half * nearest(levels, 1 << bits, (y[i] - r.middle) / r.half) : r.middle;
-    }
+    codebook_fill(weight, bits, &book);
+    for (int64_t v = 0; v < n_vectors; v++)
+        code_vector(x + v * length, outlier ? outlier + v * length : NULL, length, &book);
 }
