@@ -36,9 +36,17 @@ static const struct fidelity_method methods[] = {
      ENGINE(.selector = "snapkv", .recent = 128, .answer_leaves = true), SPLITS({256, 512}), .tasks = ON_ALL},
 
     DROP("snapkv"),
+    DROP("pyramidkv", .importance = 1),
+    DROP("adakv", .importance = 1),
+    DROP("chunkkv", .importance = 1),
+    DROP("tova", .importance = 1),
     DROP("streaming", .importance = 1),
 
     DEMOTE("snapkv"),
+    DEMOTE("pyramidkv", .importance = 1),
+    DEMOTE("adakv", .importance = 1),
+    DEMOTE("chunkkv", .importance = 1),
+    DEMOTE("tova", .importance = 1),
     DEMOTE("streaming", .importance = 1),
 
     {.name = "equal-512", .text = "snapkv, 512 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
