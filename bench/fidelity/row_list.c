@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { COSTLY = 5 }; /* rows of the engine */
+
 const char *fidelity_group_name(enum fidelity_group group)
 {
     static const char *const names[GROUP_COUNT] = {
@@ -65,7 +67,14 @@ static int add_row(struct maker *m, const struct fidelity_method *method, int bu
     number(b, sizeof(b), budget);
     number(f, sizeof(f), fetch);
     snprintf(row.name, sizeof(row.name), "%s/%s@%s+%s", fidelity_group_name(method->group), method->name, b, f);
-    if (method->sweep && budget != m->filter->task_budget)
+    /* What takes minutes a row is measured once, and on the news; the whole of it with --all. */
+    const bool costly = method->cost >= COSTLY && m->filter->importance_max < 2 && method->group != GROUP_REFERENCE;
+    if (method->sweep && budget != m->filter->task_budget) {
+        row.tasks &= ON_KL;
+        if (costly && !m->filter->patterns)
+            return 0;
+    }
+    if (costly)
         row.tasks &= ON_KL;
     if (!wanted(m, &row) || (row.tasks == 0 && m->list->n > 0))
         return 0;
