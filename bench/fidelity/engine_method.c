@@ -1,6 +1,7 @@
 #include "bench/fidelity/engine_method.h"
 #include "bench/fidelity/sink.h"
 #include "proto/base/base_assert.h"
+#include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -32,6 +33,8 @@ static int open_engine(const struct engine_method *m, const struct fidelity_run 
         .recent = m->recent,
         .answer_stays = !m->answer_leaves,
         .fetch = run->fetch,
+        .fetch_unit = m->fetch_unit,
+        .scorer = m->scorer ? scorer_find(m->scorer) : NULL,
         .chunk = PREFILL_CHUNK,
         .values = m->values,
         .order = m->order,
@@ -41,6 +44,8 @@ static int open_engine(const struct engine_method *m, const struct fidelity_run 
     };
     if (!config.selector)
         return error_set(run->err, -ENOTSUP, "no selector %s", m->selector);
+    if (m->scorer && !config.scorer)
+        return error_set(run->err, -ENOTSUP, "no scorer %s", m->scorer);
     return engine_create(&config, run->model, run->store, ret_engine, run->err);
 }
 

@@ -10,8 +10,8 @@ struct engine_method {
     enum kv_format format;
     enum prefill_values values;
     enum prefill_order order;
-    enum page_scorer scorer;
-    int fetch_unit;     /* tokens chosen together: SUBPAGE_TOKENS or BLOCK_TOKENS */
+    const char *scorer; /* NULL: index2 */
+    int fetch_unit;     /* tokens chosen together: SUBPAGE_TOKENS, BLOCK_TOKENS, or 0 for the former */
     int recent;         /* newest tokens beside the budget */
     bool answer_leaves; /* as when serving: blocks of the continuation become slow when they leave the window */
 };

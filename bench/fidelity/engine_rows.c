@@ -6,7 +6,7 @@
     .splits = (const struct fidelity_split[]){__VA_ARGS__}, \
     .n_splits = (int)ARRAY_LEN(((const struct fidelity_split[]){__VA_ARGS__}))
 
-#define ENGINE(...) .run = engine_method_run, .arg = &(const struct engine_method){.fetch_unit = SUBPAGE_TOKENS, __VA_ARGS__}
+#define ENGINE(...) .run = engine_method_run, .arg = &(const struct engine_method){__VA_ARGS__}
 
 /* Dropping never reads the slow tier, so the exact format gives it its best. */
 #define DROP(selector_name, ...) \
@@ -15,8 +15,12 @@
 #define DEMOTE(selector_name, ...) \
     {.name = selector_name, .text = "kept by " selector_name ", the rest fetched by the 2-bit index, 16 tokens at a time, K8V4", .group = GROUP_DEMOTE, \
      ENGINE(.selector = selector_name), .sweep = true, .fetch_per_budget = 1, .tasks = ON_ALL, __VA_ARGS__}
-#define SCORER(row_name, ...) \
-    {.name = row_name, .group = GROUP_SCORER, SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, ENGINE(.selector = "snapkv", __VA_ARGS__)}
+/* What is kept is the same; who finds the rest, and how many tokens at a time, is not. */
+#define SCORER(scorer_name) \
+    {.name = scorer_name "-16", .text = "snapkv, K8V4, pages of 16 tokens found by " scorer_name, .group = GROUP_SCORER, \
+     ENGINE(.selector = "snapkv", .scorer = scorer_name), SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, .importance = 1}, \
+    {.name = scorer_name "-128", .text = "snapkv, K8V4, blocks of 128 tokens found by " scorer_name, .group = GROUP_SCORER, \
+     ENGINE(.selector = "snapkv", .scorer = scorer_name, .fetch_unit = BLOCK_TOKENS), SPLITS({256, 256}, {256, 512}), .tasks = ON_KL, .importance = 1}
 
 static const struct fidelity_method methods[] = {
     {.name = "full", .text = "full attention, bf16: what all rows are compared with", .group = GROUP_REFERENCE, ENGINE(.selector = "streaming", .format = KV_FORMAT_BF16),
@@ -48,6 +52,17 @@ static const struct fidelity_method methods[] = {
     DEMOTE("chunkkv", .importance = 1),
     DEMOTE("tova", .importance = 1),
     DEMOTE("streaming", .importance = 1),
+
+    SCORER("index2"),
+    SCORER("minmax"),
+    SCORER("mean"),
+    SCORER("meanvar"),
+    SCORER("recent"),
+    SCORER("oracle"),
+    {.name = "k8v8", .text = "snapkv, 2-bit index, keys and values in 8 bits", .group = GROUP_SCORER, ENGINE(.selector = "snapkv", .format = KV_FORMAT_K8V8),
+     SPLITS({256, 256}, {256, 512}), .tasks = ON_KL, .importance = 1},
+    {.name = "bf16", .text = "snapkv, 2-bit index, exact slow tier", .group = GROUP_SCORER, ENGINE(.selector = "snapkv", .format = KV_FORMAT_BF16),
+     SPLITS({256, 256}, {256, 512}), .tasks = ON_KL, .importance = 1},
 
     {.name = "equal-512", .text = "snapkv, 512 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
      SPLITS({0, 512}, {36, 480}, {128, 384}, {256, 256}, {384, 128}), .tasks = ON_KL | ON_RECALL, .importance = 1},

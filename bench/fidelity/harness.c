@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct harness {
@@ -227,13 +228,21 @@ static void describe(struct harness *h, const struct fidelity_row *row)
     if (r->error[0])
         progress_bar_line(&h->bar, "%s failed: %s", row->name, r->error);
     else
-        progress_bar_line(&h->bar, "%-36s%s  %.1f s", row->name, figures, r->seconds);
+        progress_bar_line(&h->bar, "%-36s%s  %.1f s (%.1f of cpu)", row->name, figures, r->seconds, r->cpu_seconds);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t = {0};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 /* Needles that full attention does not find are not asked of the others: what is left of the set makes the reference 1. */
 static void run_row(struct harness *h, struct fidelity_row *row, bool is_reference)
 {
     const uint64_t started_us = clock_now_us();
+    const double started_cpu_s = cpu_seconds();
     struct error err = {""};
     int r = 0;
     row_result_init(&row->result);
@@ -247,6 +256,7 @@ static void run_row(struct harness *h, struct fidelity_row *row, bool is_referen
     if (r < 0)
         snprintf(row->result.error, sizeof(row->result.error), "%.150s", err.text[0] ? err.text : strerror(-r));
     row->result.seconds = (double)(clock_now_us() - started_us) / 1e6;
+    row->result.cpu_seconds = cpu_seconds() - started_cpu_s;
     row->result.done = true;
     progress_bar_move(&h->bar, h->done_cost);
     describe(h, row);

@@ -78,6 +78,7 @@ static void write_row(struct json_writer *w, const struct run_results *results, 
         json_write_kdouble(w, r->values[i].name, r->values[i].value);
     json_write_object_end(w);
     json_write_kdouble(w, "seconds", r->seconds);
+    json_write_kdouble(w, "cpu_seconds", r->cpu_seconds);
     json_write_object_end(w);
 }
 
@@ -149,7 +150,7 @@ static double *figure(struct row_result *r, const struct json_str *key)
     } figures[] = {
         {"kl", &r->kl}, {"kl_p99", &r->kl_p99}, {"jsd", &r->jsd}, {"top1", &r->top1}, {"perplexity", &r->perplexity}, {"recall_all", &r->recall_all},
         {"attended_tokens", &r->attended}, {"bytes_attended_per_token", &r->bytes_attended}, {"bytes_fetched_per_token", &r->bytes_fetched},
-        {"seconds", &r->seconds},
+        {"seconds", &r->seconds}, {"cpu_seconds", &r->cpu_seconds},
     };
     for (size_t i = 0; i < sizeof(figures) / sizeof(figures[0]); i++)
         if (json_str_eq(key, figures[i].key))

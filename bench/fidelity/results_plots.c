@@ -1,6 +1,7 @@
 /* One plot for each question of the study. */
 #include "bench/fidelity/results.h"
 #include "bench/fidelity/svg_plot.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,9 +34,12 @@ struct question {
     const char *title;
     struct svg_axis x, y;
     figure_fn *fx, *fy;
-    unsigned groups;     /* bits 1 << GROUP_ */
-    bool sweeps;         /* only methods that run at every budget, one line each */
+    unsigned groups;      /* bits 1 << GROUP_ */
+    bool all_selectors;   /* of drop and demote; else snapkv stands for them */
 };
+
+#define TOKENS_ATTENDED {"tokens attended per layer and KV head", true, true}
+#define KL_AXIS {"KL(full || method), nats", true, false}
 
 static struct svg_series *series_of(struct svg_plot *plot, const struct fidelity_method *method, const struct fidelity_method **methods)
 {
@@ -56,10 +60,21 @@ static struct svg_series *series_of(struct svg_plot *plot, const struct fidelity
     return s;
 }
 
+static bool asked_for(const struct question *q, const struct fidelity_method *method)
+{
+    const bool selectors = method->group == GROUP_DROP || method->group == GROUP_DEMOTE;
+    return q->groups & 1u << method->group && (q->all_selectors || !selectors || strcmp(method->name, "snapkv") == 0);
+}
+
+static bool drawable(double v, const struct svg_axis *axis)
+{
+    return isfinite(v) && (v > 0 || !axis->log);
+}
+
 static void add_row(struct svg_plot *plot, const struct fidelity_method **methods, const struct question *q, const struct fidelity_row *row)
 {
     const double x = q->fx(row), y = q->fy(row);
-    if (!row->result.done || row->result.error[0] || !(q->groups & 1u << row->method->group) || (q->sweeps && !row->method->sweep) || x != x || y != y)
+    if (!row->result.done || row->result.error[0] || !asked_for(q, row->method) || !drawable(x, &q->x) || !drawable(y, &q->y))
         return;
     struct svg_series *s = series_of(plot, row->method, methods);
     if (!s || s->n == SVG_POINTS_MAX)
@@ -84,15 +99,18 @@ static int write_question(const struct run_results *results, const struct questi
     return r;
 }
 
-enum { EVERY = (1 << GROUP_COUNT) - 1 };
+enum {
+    SELECTORS = 1 << GROUP_DROP | 1 << GROUP_DEMOTE,
+    METHODS = SELECTORS | 1 << GROUP_REFERENCE | 1 << GROUP_DEFAULT | 1 << GROUP_BASELINE | 1 << GROUP_CONTROL,
+};
 
 static int kl_by_budget(const struct run_results *results, struct buf *out)
 {
     static const struct question q = {
         .title = "Does demoting beat dropping? KL by fast budget",
-        .x = {"fast budget, tokens per layer and KV head", true},
-        .y = {"KL(full || method), nats", true},
-        .fx = fig_budget, .fy = fig_kl, .groups = 1 << GROUP_DROP | 1 << GROUP_DEMOTE, .sweeps = true,
+        .x = {"fast budget, tokens per layer and KV head", true, true},
+        .y = KL_AXIS,
+        .fx = fig_budget, .fy = fig_kl, .groups = SELECTORS, .all_selectors = true,
     };
     return write_question(results, &q, out);
 }
@@ -101,9 +119,16 @@ static int kl_by_attended(const struct run_results *results, struct buf *out)
 {
     static const struct question q = {
         .title = "What does a token attended buy? KL by tokens attended",
-        .x = {"tokens attended per layer and KV head", true},
-        .y = {"KL(full || method), nats", true},
-        .fx = fig_attended, .fy = fig_kl, .groups = EVERY & ~(1u << GROUP_DRIFT),
+        .x = TOKENS_ATTENDED, .y = KL_AXIS, .fx = fig_attended, .fy = fig_kl, .groups = METHODS,
+    };
+    return write_question(results, &q, out);
+}
+
+static int kl_by_scorer(const struct run_results *results, struct buf *out)
+{
+    static const struct question q = {
+        .title = "Who finds the pages? KL by tokens attended",
+        .x = TOKENS_ATTENDED, .y = KL_AXIS, .fx = fig_attended, .fy = fig_kl, .groups = 1 << GROUP_SCORER,
     };
     return write_question(results, &q, out);
 }
@@ -111,10 +136,9 @@ static int kl_by_attended(const struct run_results *results, struct buf *out)
 static int kl_by_traffic(const struct run_results *results, struct buf *out)
 {
     static const struct question q = {
-        .title = "What does a byte fetched buy? KL by slow bytes a token",
-        .x = {"KB of the slow tier a token", true},
-        .y = {"KL(full || method), nats", true},
-        .fx = fig_fetched_kb, .fy = fig_kl, .groups = EVERY & ~(1u << GROUP_DRIFT | 1u << GROUP_DROP),
+        .title = "Kept or fetched? KL by bytes of the slow tier",
+        .x = {"KB of the slow tier a token", true, false}, .y = KL_AXIS, .fx = fig_fetched_kb, .fy = fig_kl,
+        .groups = 1 << GROUP_DEFAULT | 1 << GROUP_DEMOTE | 1 << GROUP_SPLIT | 1 << GROUP_BASELINE | 1 << GROUP_REFERENCE,
     };
     return write_question(results, &q, out);
 }
@@ -123,9 +147,7 @@ static int recall_by_attended(const struct run_results *results, struct buf *out
 {
     static const struct question q = {
         .title = "Is what was read still there? Verbatim recall by tokens attended",
-        .x = {"tokens attended per layer and KV head", true},
-        .y = {"share of words recalled", false},
-        .fx = fig_attended, .fy = fig_recall, .groups = EVERY & ~(1u << GROUP_DRIFT),
+        .x = TOKENS_ATTENDED, .y = {"share of words recalled", false, false}, .fx = fig_attended, .fy = fig_recall, .groups = METHODS, .all_selectors = true,
     };
     return write_question(results, &q, out);
 }
@@ -133,6 +155,7 @@ static int recall_by_attended(const struct run_results *results, struct buf *out
 const struct plot_file fidelity_plots[] = {
     {"kl_by_budget.svg", kl_by_budget},
     {"kl_by_attended.svg", kl_by_attended},
+    {"kl_by_scorer.svg", kl_by_scorer},
     {"kl_by_traffic.svg", kl_by_traffic},
     {"recall_by_attended.svg", recall_by_attended},
     {NULL, NULL},

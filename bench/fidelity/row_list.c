@@ -20,7 +20,7 @@ const char *fidelity_group_name(enum fidelity_group group)
 void row_result_init(struct row_result *r)
 {
     *r = (struct row_result){.kl = NAN, .kl_p99 = NAN, .jsd = NAN, .top1 = NAN, .perplexity = NAN, .recall_all = NAN, .attended = NAN,
-                             .bytes_attended = NAN, .bytes_fetched = NAN};
+                             .bytes_attended = NAN, .bytes_fetched = NAN, .seconds = NAN, .cpu_seconds = NAN};
     for (int i = 0; i < CASE_LABELS_MAX; i++)
         r->recall[i] = r->needle[i] = NAN;
 }

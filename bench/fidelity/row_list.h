@@ -18,7 +18,7 @@ struct row_result {
     double needle[CASE_LABELS_MAX]; /* share of answers that full attention finds */
     double attended;            /* tokens a step, layer and KV head */
     double bytes_attended, bytes_fetched; /* a step, all layers and KV heads */
-    double seconds;
+    double seconds, cpu_seconds; /* on the wall, and of all threads: what counts on a busy machine */
     struct row_value values[FIDELITY_VALUES_MAX];
     int n_values;
 };

@@ -7,7 +7,7 @@ enum { WIDTH = 860, LEFT = 70, TOP = 44, PLOT_W = 540, PLOT_H = 380, LEGEND_X = 
 /* Ends of an axis in the drawn scale: values or their logarithms. */
 struct range {
     double lo, hi;
-    bool log;
+    bool log, binary;
 };
 
 static const char *const colours[SVG_COLOURS] = {"#d9730d", "#2f7fd6", "#2f9e6b", "#a45fd0", "#c9404f", "#7d8590"};
@@ -25,7 +25,7 @@ static double scaled(double x, bool is_log)
 static struct range range_of(const struct svg_plot *p, bool y)
 {
     const struct svg_axis *axis = y ? &p->y : &p->x;
-    struct range r = {INFINITY, -INFINITY, axis->log};
+    struct range r = {INFINITY, -INFINITY, axis->log, axis->binary};
     for (int s = 0; s < p->n_series; s++)
         for (int i = 0; i < p->series[s].n; i++) {
             const double px = p->series[s].x[i], py = p->series[s].y[i];
@@ -35,7 +35,7 @@ static struct range range_of(const struct svg_plot *p, bool y)
             r.hi = fmax(r.hi, scaled(y ? py : px, axis->log));
         }
     if (r.lo > r.hi)
-        return (struct range){0, 1, axis->log};
+        return (struct range){0, 1, axis->log, axis->binary};
     const double margin = r.hi > r.lo ? 0.06 * (r.hi - r.lo) : axis->log ? 0.5 : fmax(fabs(r.hi) * 0.1, 0.5);
     r.lo -= margin;
     r.hi += margin;
@@ -51,21 +51,29 @@ static double at_y(double y, const struct range *r)
     return TOP + PLOT_H * (r->hi - scaled(y, r->log)) / (r->hi - r->lo);
 }
 
+static int log_ticks(const struct range *r, double *values)
+{
+    static const int tens[] = {1, 2, 5}, twos[] = {1};
+    const double base = r->binary ? 2 : 10;
+    const int *steps = r->binary ? twos : tens;
+    const int n_steps = r->binary || r->hi - r->lo > 3 ? 1 : 3;
+    int n = 0;
+    for (int e = (int)floor(r->lo / log10(base)); e <= (int)ceil(r->hi / log10(base)); e++)
+        for (int i = 0; i < n_steps && n < TICKS_MAX; i++) {
+            const double v = steps[i] * pow(base, e);
+            if (log10(v) >= r->lo && log10(v) <= r->hi)
+                values[n++] = v;
+        }
+    return n;
+}
+
 /* Round values within the range: 1, 2, 5 times a power of ten. With a logarithmic axis of more than three decades only the powers. */
 static int ticks(const struct range *r, double *values)
 {
     static const int steps[] = {1, 2, 5};
     int n = 0;
-    if (r->log) {
-        const int n_steps = r->hi - r->lo > 3 ? 1 : 3;
-        for (int e = (int)floor(r->lo); e <= (int)ceil(r->hi); e++)
-            for (int i = 0; i < n_steps && n < TICKS_MAX; i++) {
-                const double v = steps[i] * pow(10, e);
-                if (log10(v) >= r->lo && log10(v) <= r->hi)
-                    values[n++] = v;
-            }
-        return n;
-    }
+    if (r->log)
+        return log_ticks(r, values);
     double step = pow(10, floor(log10((r->hi - r->lo) / 4)));
     for (int i = 0; i < 3 && (r->hi - r->lo) / (steps[i] * step) > 7; i++)
         if (i < 2 && (r->hi - r->lo) / (steps[i + 1] * step) <= 7)

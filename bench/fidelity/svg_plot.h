@@ -16,6 +16,7 @@ struct svg_series {
 struct svg_axis {
     const char *title;
     bool log;           /* points that are not positive are left out */
+    bool binary;        /* with log: ticks at powers of two, for budgets */
 };
 
 struct svg_plot {

@@ -55,9 +55,9 @@ def test_files_hold_every_row(result):
     out, data, run = result
     text = (out / 'fidelity.md').read_text()
     assert text.count('| snapkv | 64 |') == 2 and '| full | 0 | all |' in text
-    for name in ('kl_by_budget', 'kl_by_attended', 'kl_by_traffic', 'recall_by_attended'):
+    for name in ('kl_by_budget', 'kl_by_attended', 'kl_by_scorer', 'kl_by_traffic', 'recall_by_attended'):
         assert ElementTree.parse(out / (name + '.svg')).getroot().tag.endswith('svg')
-    assert sorted(os.listdir(out)) == sorted(['fidelity.json', 'fidelity.md', 'kl_by_attended.svg', 'kl_by_budget.svg', 'kl_by_traffic.svg', 'recall_by_attended.svg'])
+    assert sorted(os.listdir(out)) == sorted(['fidelity.json', 'fidelity.md', 'kl_by_attended.svg', 'kl_by_budget.svg', 'kl_by_scorer.svg', 'kl_by_traffic.svg', 'recall_by_attended.svg'])
     assert '\r' not in run.stderr, 'no bar without a terminal'
 
 

@@ -47,8 +47,8 @@ static struct row_result run(const struct engine_method *arg, int budget, int fe
     return result;
 }
 
-static const struct engine_method exact = {.selector = "snapkv", .format = KV_FORMAT_BF16, .fetch_unit = SUBPAGE_TOKENS};
-static const struct engine_method k8v4 = {.selector = "snapkv", .format = KV_FORMAT_K8V4, .fetch_unit = SUBPAGE_TOKENS};
+static const struct engine_method exact = {.selector = "snapkv", .format = KV_FORMAT_BF16};
+static const struct engine_method k8v4 = {.selector = "snapkv", .format = KV_FORMAT_K8V4};
 
 /* The continuation's own tokens are attended by all: half of N_FED and 40 on the average, weighted by steps. */
 static double own_tokens(void)

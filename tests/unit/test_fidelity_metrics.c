@@ -339,8 +339,8 @@ Test(fidelity_results, test_svg_leaves_out_what_an_axis_cannot_show)
     cr_assert(plot);
     buf_init(&text, 1 << 20);
     plot->title = "a < b & c";
-    plot->x = (struct svg_axis){"x", true};
-    plot->y = (struct svg_axis){"y", true};
+    plot->x = (struct svg_axis){"x", true, true};
+    plot->y = (struct svg_axis){"y", true, false};
     plot->n_series = 1;
     plot->series[0] = (struct svg_series){.label = "s", .line = true, .x = {1, 2, 0, INFINITY}, .y = {0.1, 0, 1, 1}, .n = 4};
     cr_assert_eq(svg_plot_write(plot, &text), 0);
