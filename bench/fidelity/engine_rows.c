@@ -44,6 +44,8 @@ static const struct fidelity_method methods[] = {
     DROP("adakv", .importance = 1),
     DROP("chunkkv", .importance = 1),
     DROP("tova", .importance = 1),
+    DROP("keydiff", .importance = 1),
+    DROP("h2o", .importance = 1, .cost = 10),
     DROP("streaming", .importance = 1),
 
     DEMOTE("snapkv"),
@@ -51,6 +53,8 @@ static const struct fidelity_method methods[] = {
     DEMOTE("adakv", .importance = 1),
     DEMOTE("chunkkv", .importance = 1),
     DEMOTE("tova", .importance = 1),
+    DEMOTE("keydiff", .importance = 1),
+    DEMOTE("h2o", .importance = 1, .cost = 10),
     DEMOTE("streaming", .importance = 1),
 
     SCORER("index2"),

@@ -38,6 +38,11 @@ static bool has_recall(const struct run_results *results)
     return results->n_recall_labels > 0;
 }
 
+static bool has_needles(const struct run_results *results)
+{
+    return results->settings.n_needles > 0;
+}
+
 static int head(struct buf *out, const struct run_results *results)
 {
     int r = buf_append_str(out, "| row | B | F | attended | KB a token | KL | p99 | JSD | top-1 | perplexity |");
@@ -46,8 +51,8 @@ static int head(struct buf *out, const struct run_results *results)
     if (r >= 0 && has_recall(results))
         r = buf_append_str(out, " recall |");
     if (r >= 0)
-        r = buf_append_str(out, " needle seen | unseen |\n|---|");
-    for (int i = 0; r >= 0 && i < 11 + results->n_recall_labels + has_recall(results); i++)
+        r = buf_append_str(out, has_needles(results) ? " needle seen | unseen |\n|---|" : "\n|---|");
+    for (int i = 0; r >= 0 && i < 9 + results->n_recall_labels + has_recall(results) + 2 * has_needles(results); i++)
         r = buf_append_str(out, "---|");
     return r < 0 ? r : buf_append_str(out, "\n");
 }
@@ -74,7 +79,7 @@ static int line(struct buf *out, const struct run_results *results, const struct
         r = cell(out, v->recall[i], "%.3f");
     if (r >= 0 && has_recall(results))
         r = cell(out, v->recall_all, "%.3f");
-    for (int i = 0; r >= 0 && i < 2; i++)
+    for (int i = 0; r >= 0 && has_needles(results) && i < 2; i++)
         r = cell(out, v->needle[i], "%.2f");
     return r < 0 ? r : buf_append_str(out, "\n");
 }
@@ -133,7 +138,7 @@ static int intro(struct buf *out, const struct run_results *results)
                        s->model, s->contexts, s->context_tokens, s->texts, s->positions);
     if (r >= 0 && has_recall(results))
         r = buf_printf(out, "Recall: share of the words of a list that are predicted right when the list comes again, %d contexts of each length. ", s->recall_samples);
-    if (r >= 0)
+    if (r >= 0 && has_needles(results))
         r = buf_printf(out, "Needle: share of the %d questions (of %d) that full attention answers, at %d tokens.\n\n", s->n_needles, s->needle_samples, s->needle_tokens);
     return r;
 }
