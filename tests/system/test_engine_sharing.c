@@ -3,6 +3,7 @@
 #include "proto/base/clock.h"
 #include "tests/system/store_fixture.h"
 #include "tests/unit/engine_fixture.h"
+#include "worker/cache/scorer.h"
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
@@ -66,14 +67,16 @@ static float *answer_of(const struct engine_config *config, struct kv_client *wi
 
 /* ---- prefixes ---- */
 
-static const struct selector_ops *random_selector(void)
+/* One of "a, b, c". */
+static const char *random_name(const char *names)
 {
-    char names[256], *save, *all[16];
+    static char text[256];
+    char *save, *all[16];
     int n = 0;
-    snprintf(names, sizeof(names), "%s", selector_names());
-    for (char *name = strtok_r(names, ", ", &save); name && n < 16; name = strtok_r(NULL, ", ", &save))
+    snprintf(text, sizeof(text), "%s", names);
+    for (char *name = strtok_r(text, ", ", &save); name && n < 16; name = strtok_r(NULL, ", ", &save))
         all[n++] = name;
-    return selector_find(all[below(n)]);
+    return all[below(n)];
 }
 
 /* What a block's bytes do not depend on. */
@@ -82,7 +85,9 @@ static struct engine_config random_config(enum kv_format format)
     static const int budgets[] = {0, 36, 64, 200}, recents[] = {0, 32, 130}, fetches[] = {0, 64, INT32_MAX}, chunks[] = {70, 128, 512};
     struct engine_config config = fixture_config();
     config.format = format;
-    config.selector = random_selector();
+    config.selector = selector_find(random_name(selector_names()));
+    config.scorer = scorer_find(random_name(scorer_names()));
+    config.fetch_unit = below(2) ? SUBPAGE_TOKENS : BLOCK_TOKENS;
     config.budget = budgets[below(4)];
     config.recent = recents[below(3)];
     config.fetch = fetches[below(3)];
@@ -98,6 +103,13 @@ static int random_length(int max)
         return 1 + below(max);
     const int n = BLOCK_TOKENS * (1 + below(max / BLOCK_TOKENS + 1)) + below(5) - 2;
     return n < max ? n : max;
+}
+
+/* Tokens of a prompt that may come from the pool when its selector has something to choose. */
+static int reusable(const struct selector_ops *selector, int n_prompt)
+{
+    const int observed = selector->all_queries ? n_prompt : selector->n_window > 1 ? selector->n_window : 1;
+    return n_prompt > observed ? (n_prompt - observed) / BLOCK_TOKENS * BLOCK_TOKENS : 0;
 }
 
 /* A prompt shares `n_shared` tokens with one that another worker has computed: it gets the bits that it gets alone. */
@@ -119,11 +131,9 @@ static void check_prefix(enum kv_format format, uint64_t seed, int *n_hits)
     snprintf(what, sizeof(what), "%s seed %d: %d of %d tokens shared of %d, %s budget %d", kv_format_name(format), (int)seed, n_shared, run.n_prompt, n_written,
              reader.selector->name, reader.budget);
     fixture_expect_same(want, got, n_decode + 1, what);
-    const int observed = reader.selector->all_queries ? run.n_prompt : reader.selector->n_window > 1 ? reader.selector->n_window : 1;
-    const int least = run.n_prompt > observed ? run.n_prompt - observed : 0;
-    const int shared = n_shared / BLOCK_TOKENS, low = least / BLOCK_TOKENS, high = (run.n_prompt - 1) / BLOCK_TOKENS;
-    cr_assert(stats.n_cached >= (shared < low ? shared : low) * BLOCK_TOKENS, "%s: %d cached", what, stats.n_cached);
-    cr_assert(stats.n_cached <= (shared < high ? shared : high) * BLOCK_TOKENS, "%s: %d cached", what, stats.n_cached);
+    const int shared = n_shared / BLOCK_TOKENS * BLOCK_TOKENS, low = reusable(reader.selector, run.n_prompt), high = (run.n_prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+    cr_assert(stats.n_cached >= (shared < low ? shared : low), "%s: %d cached", what, stats.n_cached);
+    cr_assert(stats.n_cached <= (shared < high ? shared : high), "%s: %d cached", what, stats.n_cached);
     *n_hits += stats.n_cached > 0;
     free(want);
     free(got);
@@ -332,6 +342,8 @@ Test(engine_sharing, test_answer_goes_on_from_its_blocks)
     for (int format = 0; format < KV_FORMAT_COUNT; format++) {
         struct engine_config config = fixture_config();
         config.format = format;
+        config.selector = selector_find(random_name(selector_names()));
+        config.scorer = scorer_find(random_name(scorer_names()));
         fixture_tokens(800 + (uint64_t)format, tokens, N_PROMPT + N_DECODE);
         float *want = answer_of(&config, NULL, &run, NULL);
         struct engine *first = fixture_engine(&f, &config, client), *second = fixture_engine(&f, &config, other);
@@ -348,7 +360,8 @@ Test(engine_sharing, test_answer_goes_on_from_its_blocks)
         while (sequence_prefill_step(seq) > 0)
             ;
         sequence_stats(seq, &stats);
-        cr_expect(stats.n_cached == 768 && stats.n_restored == 1152 - N_PROMPT, "%d of the prompt, %d of the answer", stats.n_cached, stats.n_restored);
+        cr_expect(stats.n_cached == reusable(config.selector, N_PROMPT) && stats.n_restored == 1152 - N_PROMPT, "%d of the prompt, %d of the answer", stats.n_cached,
+                  stats.n_restored);
         decode_settled(second, other, seq, want, stats.n_restored, N_DECODE);
         sequence_free(seq);
         engine_free(first);

@@ -3,6 +3,7 @@
 #include "tests/unit/engine_fixture.h"
 #include "worker/cache/scorer.h"
 #include "tests/unit/fake_kv_client.h"
+#include "worker/cache/scorer.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -89,12 +90,15 @@ static int restorable(int n_prompt, int known)
 Test(engine_answer, test_goes_on_to_the_bit_in_every_format_and_window)
 {
     static const int prompts[] = {300, 384, 500}, knowns[] = {1, 83, 84, 85, 200, 340, 341, 599}, recents[] = {0, 40, 128, 300};
+    static const struct scorer_ops *const scorers[] = {&scorer_index2, &scorer_minmax, &scorer_mean, &scorer_meanvar, &scorer_recent};
     for (int format = 0; format < KV_FORMAT_COUNT; format++) {
         for (size_t i = 0; i < sizeof(recents) / sizeof(recents[0]); i++) {
             const int n_prompt = prompts[(i + (size_t)format) % 3];
             struct engine_config config = fixture_config();
             config.format = format;
             config.recent = recents[i];
+            config.scorer = scorers[(i + 2 * (size_t)format) % 5];
+            config.fetch_unit = i % 2 ? BLOCK_TOKENS : SUBPAGE_TOKENS;
             float *want = first_worker(&config, n_prompt);
             for (size_t k = i % 2; k < sizeof(knowns) / sizeof(knowns[0]); k += 2) {
                 const int n = second_worker(&config, n_prompt, knowns[k], want);
