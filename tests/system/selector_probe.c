@@ -201,7 +201,7 @@ static void run_prompt(struct model *model, const struct probe_engine *e, const 
                                          .max_context = e->n_prompt + 1, .max_batch = 1};
     const struct sequence_request request = {.prompt = tokens, .n_prompt = e->n_prompt, .max_new = 1};
     struct engine *engine;
-    struct sequence *seq;
+    struct sequence *seq = NULL;
     struct error err;
     int r = engine_create(&config, model, NULL, &engine, &err);
     if (r >= 0)
