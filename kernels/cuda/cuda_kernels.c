@@ -3,7 +3,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include <errno.h>
 
-#define MISSING "attn_prefill, attn_decode, page_summaries, window_scores, sample, and a worker that keeps its arrays in device memory"
+#define MISSING "attn_prefill, attn_decode, page_summaries, window_scores, keydiff_scores, attn_column_sums, sample, and a worker that keeps its arrays in device memory"
 
 static int no_attn_prefill(struct stream *s, const struct attn_prefill_params *p)
 {
@@ -24,6 +24,18 @@ static int no_page_summaries(struct stream *s, const struct page_summary_params 
 }
 
 static int no_window_scores(struct stream *s, const struct window_score_params *p)
+{
+    (void)s, (void)p;
+    return -ENOTSUP;
+}
+
+static int no_keydiff_scores(struct stream *s, const struct keydiff_params *p)
+{
+    (void)s, (void)p;
+    return -ENOTSUP;
+}
+
+static int no_attn_column_sums(struct stream *s, const struct column_sum_params *p)
 {
     (void)s, (void)p;
     return -ENOTSUP;
@@ -57,6 +69,8 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .attn_decode = no_attn_decode,
         .page_summaries = no_page_summaries,
         .window_scores = no_window_scores,
+        .keydiff_scores = no_keydiff_scores,
+        .attn_column_sums = no_attn_column_sums,
         .topk = cuda_topk,
         .gather_rows = cuda_gather_rows,
         .block_encode = cuda_block_encode,

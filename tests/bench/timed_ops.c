@@ -15,6 +15,8 @@
     X(attn_prefill, (struct stream * s, const struct attn_prefill_params *p), (s, p))                                                                \
     X(attn_decode, (struct stream * s, struct attn_decode_params *p), (s, p))                                                                        \
     X(window_scores, (struct stream * s, const struct window_score_params *p), (s, p))                                                               \
+    X(keydiff_scores, (struct stream * s, const struct keydiff_params *p), (s, p))                                                                   \
+    X(attn_column_sums, (struct stream * s, const struct column_sum_params *p), (s, p))                                                              \
     X(topk, (struct stream * s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices), (s, scores, n_rows, n, k, indices))         \
     X(gather_rows, (struct stream * s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v), \
       (s, k, v, indices, n, head_dim, dst_k, dst_v))                                                                                                 \
@@ -76,7 +78,7 @@ void timed_ops_print(FILE *out, double wall_us)
     for (int i = 0; i < OP_COUNT && sorted[i].calls; i++) {
         const double us = (double)sorted[i].ns / 1000;
         rest -= us;
-        fprintf(out, "  %-14s %10.0f us %5.1f %% %9llu calls\n", op_names[sorted[i].op], us, 100 * us / wall_us, (unsigned long long)sorted[i].calls);
+        fprintf(out, "  %-16s %10.0f us %5.1f %% %9llu calls\n", op_names[sorted[i].op], us, 100 * us / wall_us, (unsigned long long)sorted[i].calls);
     }
-    fprintf(out, "  %-14s %10.0f us %5.1f %%\n", "outside ops", rest, 100 * rest / wall_us);
+    fprintf(out, "  %-16s %10.0f us %5.1f %%\n", "outside ops", rest, 100 * rest / wall_us);
 }
