@@ -108,12 +108,33 @@ static int decode(struct batch *b)
     return r;
 }
 
-static void count(const struct batch *b)
+/* What a device would hold of a case: kept and recent rows in bf16, and of the slow tokens what the scorer looks at, where it has to choose. On the CPU all of it is read in place. */
+static double fast_bytes(const struct engine_method *m, const struct fidelity_run *run, const struct fidelity_case *c)
 {
+    const struct model_config *config = &run->model->config;
+    const enum page_scorer scorer = m->scorer ? scorer_find(m->scorer)->kernel : PAGE_SCORER_INDEX2;
+    const int64_t fast = (int64_t)run->budget + m->recent < c->n_prompt ? run->budget + m->recent : c->n_prompt, slow = c->n_prompt - fast;
+    const double heads = (double)config->n_layers * config->n_kv_heads, row = 2.0 * config->head_dim * sizeof(bf16_t);
+    struct block_layout layout;
+    double page = 0;
+    if (run->fetch > 0 && run->fetch < slow && scorer == PAGE_SCORER_INDEX2 &&
+        block_layout_init(&layout, m->format, (uint32_t)config->n_layers, (uint32_t)config->n_kv_heads, (uint32_t)config->head_dim) == 0)
+        page = layout.index_entry_bytes;
+    else if (run->fetch > 0 && run->fetch < slow)
+        page = (double)page_summary_bytes(scorer, config->head_dim);
+    return heads * ((double)fast * row + (double)slow / SUBPAGE_TOKENS * page);
+}
+
+static void count(const struct batch *b, const struct engine_method *m)
+{
+    const bool measured = !m->scorer || !scorer_find(m->scorer)->measuring_only;
     for (int i = 0; i < b->n; i++) {
         struct sequence_stats stats;
         sequence_stats(b->sequences[i], &stats);
         const double bytes = (double)(stats.bytes_from_pool - b->bytes_before[i]);
+        const struct fidelity_case *c = &b->run->cases[b->first + i];
+        if (measured && b->run->task == TASK_KL)
+            fidelity_sink_value(b->sink, FIDELITY_FAST_BYTES, fast_bytes(m, b->run, c) / c->n_prompt);
         fidelity_sink_counts(b->sink, &(struct fidelity_counts){
                                           .steps = (uint64_t)b->run->cases[b->first + i].n_fed,
                                           .attended = (double)stats.tokens_attended,
@@ -123,13 +144,13 @@ static void count(const struct batch *b)
     }
 }
 
-static int run_batch(struct batch *b)
+static int run_batch(struct batch *b, const struct engine_method *m)
 {
     int r = prefill(b);
     if (r >= 0)
         r = decode(b);
     if (r >= 0)
-        count(b);
+        count(b, m);
     for (int i = 0; i < b->n; i++)
         sequence_free(b->sequences[i]);
     return r;
@@ -142,7 +163,7 @@ int engine_method_run(const struct fidelity_method *method, const struct fidelit
     for (int first = 0; r >= 0 && first < run->n_cases; first += BATCH_MAX) {
         const int left = run->n_cases - first;
         struct batch b = {.run = run, .sink = sink, .engine = engine, .first = first, .n = left < BATCH_MAX ? left : BATCH_MAX};
-        r = run_batch(&b);
+        r = run_batch(&b, method->arg);
     }
     engine_free(engine);
     poll_store(run);

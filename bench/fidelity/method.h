@@ -72,6 +72,8 @@ int fidelity_sink_logits(struct fidelity_sink *sink, int i_case, int row, const 
 void fidelity_sink_counts(struct fidelity_sink *sink, const struct fidelity_counts *counts);
 /* A figure of the method's own, such as a drift: a key of the row in the JSON, averaged when it is given several times. `name` is static; at most FIDELITY_VALUES_MAX names. */
 enum { FIDELITY_VALUES_MAX = 16 };
+/* The one value that has a column of its own: bytes that the prompt's entries and what finds them take in fast memory, layers and KV heads together, a prompt token (TASK_KL). */
+#define FIDELITY_FAST_BYTES "fast_bytes_per_prompt_token"
 void fidelity_sink_value(struct fidelity_sink *sink, const char *name, double value);
 
 /* A row's budgets: a pair, or with `sweep` one row for each of --budgets, B being the budget and F = budget * fetch_per_budget. */

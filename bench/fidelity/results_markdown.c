@@ -45,16 +45,24 @@ static bool has_needles(const struct run_results *results)
 
 static int head(struct buf *out, const struct run_results *results)
 {
-    int r = buf_append_str(out, "| row | B | F | attended | KB a token | KL | p99 | JSD | top-1 | perplexity |");
+    int r = buf_append_str(out, "| row | B | F | attended | fast B | KB a token | KL | p99 | JSD | top-1 | perplexity |");
     for (int i = 0; r >= 0 && i < results->n_recall_labels; i++)
         r = buf_printf(out, " recall %s |", results->recall_labels[i]);
     if (r >= 0 && has_recall(results))
         r = buf_append_str(out, " recall |");
     if (r >= 0)
         r = buf_append_str(out, has_needles(results) ? " needle seen | unseen |\n|---|" : "\n|---|");
-    for (int i = 0; r >= 0 && i < 9 + results->n_recall_labels + has_recall(results) + 2 * has_needles(results); i++)
+    for (int i = 0; r >= 0 && i < 10 + results->n_recall_labels + has_recall(results) + 2 * has_needles(results); i++)
         r = buf_append_str(out, "---|");
     return r < 0 ? r : buf_append_str(out, "\n");
+}
+
+static double value_of(const struct row_result *r, const char *name)
+{
+    for (int i = 0; i < r->n_values; i++)
+        if (strcmp(r->values[i].name, name) == 0)
+            return r->values[i].value;
+    return NAN;
 }
 
 static int line(struct buf *out, const struct run_results *results, const struct fidelity_row *row)
@@ -71,7 +79,7 @@ static int line(struct buf *out, const struct run_results *results, const struct
         double value;
         const char *fmt;
     } cells[] = {
-        {v->attended, "%.0f"}, {v->bytes_fetched / 1024, "%.0f"}, {v->kl, "kl"}, {v->kl_p99, "kl"}, {v->jsd, "kl"}, {v->top1, "%.3f"}, {v->perplexity, "%.3f"},
+        {v->attended, "%.0f"}, {value_of(v, FIDELITY_FAST_BYTES), "%.0f"}, {v->bytes_fetched / 1024, "%.0f"}, {v->kl, "kl"}, {v->kl_p99, "kl"}, {v->jsd, "kl"}, {v->top1, "%.3f"}, {v->perplexity, "%.3f"},
     };
     for (size_t i = 0; r >= 0 && i < sizeof(cells) / sizeof(cells[0]); i++)
         r = cell(out, cells[i].value, cells[i].fmt);
@@ -84,12 +92,50 @@ static int line(struct buf *out, const struct run_results *results, const struct
     return r < 0 ? r : buf_append_str(out, "\n");
 }
 
-static int values(struct buf *out, const struct fidelity_row *row)
+/* The first row of a group that has values of its own gives the columns. */
+static const struct row_result *with_values(const struct run_results *results, enum fidelity_group group)
 {
-    int r = buf_printf(out, "* `%s`:", row->name);
-    for (int i = 0; r >= 0 && i < row->result.n_values; i++)
-        r = buf_printf(out, "%s %s %.4g", i ? "," : "", row->result.values[i].name, row->result.values[i].value);
+    for (int i = 0; i < results->list->n; i++) {
+        const struct fidelity_row *row = &results->list->rows[i];
+        for (int k = 0; row->method->group == group && k < row->result.n_values; k++)
+            if (strcmp(row->result.values[k].name, FIDELITY_FAST_BYTES) != 0)
+                return &row->result;
+    }
+    return NULL;
+}
+
+static int values_head(struct buf *out, const struct row_result *columns)
+{
+    int r = buf_append_str(out, "\n| row |"), n = 1;
+    for (int i = 0; r >= 0 && i < columns->n_values; i++)
+        if (strcmp(columns->values[i].name, FIDELITY_FAST_BYTES) != 0) {
+            r = buf_printf(out, " %s |", columns->values[i].name);
+            n++;
+        }
+    if (r >= 0)
+        r = buf_append_str(out, "\n|");
+    while (r >= 0 && n-- > 0)
+        r = buf_append_str(out, "---|");
     return r < 0 ? r : buf_append_str(out, "\n");
+}
+
+/* A table of what the methods of a group say beside the figures that all have. */
+static int values_table(struct buf *out, const struct run_results *results, enum fidelity_group group)
+{
+    const struct row_result *columns = with_values(results, group);
+    int r = columns ? values_head(out, columns) : 0;
+    for (int i = 0; r >= 0 && columns && i < results->list->n; i++) {
+        const struct fidelity_row *row = &results->list->rows[i];
+        if (row->method->group != group || row->result.n_values == 0)
+            continue;
+        r = buf_printf(out, "| %s |", strchr(row->name, '/') + 1);
+        for (int k = 0; r >= 0 && k < columns->n_values; k++)
+            if (strcmp(columns->values[k].name, FIDELITY_FAST_BYTES) != 0)
+                r = cell(out, value_of(&row->result, columns->values[k].name), "%.4g");
+        if (r >= 0)
+            r = buf_append_str(out, "\n");
+    }
+    return r;
 }
 
 static int legend(struct buf *out, const struct run_results *results, enum fidelity_group group)
@@ -103,8 +149,6 @@ static int legend(struct buf *out, const struct run_results *results, enum fidel
         if (row->method != last && row->method->text)
             r = buf_printf(out, "* %s: %s\n", row->method->name, row->method->text);
         last = row->method;
-        if (r >= 0 && row->result.n_values)
-            r = values(out, row);
     }
     return r < 0 ? r : buf_append_str(out, "\n");
 }
@@ -125,6 +169,8 @@ static int group_table(struct buf *out, const struct run_results *results, enum 
         if (r >= 0)
             r = line(out, results, row);
     }
+    if (r >= 0 && any)
+        r = values_table(out, results, group);
     return r < 0 || !any ? r : legend(out, results, group);
 }
 
@@ -134,13 +180,14 @@ static int intro(struct buf *out, const struct run_results *results)
     int r = buf_printf(out,
                        "# Fidelity of %s\n\n%d news contexts of %d tokens from `%s`, %d teacher-forced positions behind each. KL, p99 and JSD in nats against full attention (bf16) on the "
                        "same tokens, top-1 the agreement of the most likely token. B is the fast budget, F the fetch budget, tokens per layer and KV head; attended counts the "
-                       "continuation's own tokens too. KB a token: bytes of the slow tier that a decode step reads, all layers and KV heads.\n\n",
+                       "continuation's own tokens too. Fast B: bytes of fast memory that a prompt token takes on the average; KB a token: kilobytes of the slow tier that a decode step reads; both over "
+                       "all layers and KV heads.\n\n",
                        s->model, s->contexts, s->context_tokens, s->texts, s->positions);
     if (r >= 0 && has_recall(results))
         r = buf_printf(out, "Recall: share of the words of a list that are predicted right when the list comes again, %d contexts of each length. ", s->recall_samples);
     if (r >= 0 && has_needles(results))
-        r = buf_printf(out, "Needle: share of the %d questions (of %d) that full attention answers, at %d tokens.\n\n", s->n_needles, s->needle_samples, s->needle_tokens);
-    return r;
+        r = buf_printf(out, "Needle: share of the %d questions (of %d) that full attention answers, at %d tokens.", s->n_needles, s->needle_samples, s->needle_tokens);
+    return r < 0 ? r : buf_append_str(out, "\n\n");
 }
 
 int results_markdown(const struct run_results *results, struct buf *out)

@@ -435,7 +435,7 @@ Test(fidelity_lab, test_counts)
 
     struct fidelity_sink *s = lab_run(lab_method(&headinfer_methods, "headinfer"), &l.f.model, &l.c, FIDELITY_ALL, FIDELITY_ALL);
     cr_expect_float_eq(s->counts.bytes_fetched / N_FED, heads * N_PROMPT * kv, 1e-6);
-    cr_expect(lab_run_value(s, "fast_bytes_per_prompt_token") == 0);
+    cr_expect(lab_run_value(s, FIDELITY_FAST_BYTES) == 0);
     lab_run_free(s);
 
     /* Two dense layers, then 8 pages of 16; the last page of the prompt has 14 tokens. */
@@ -472,7 +472,7 @@ Test(fidelity_lab, test_fewer_bits_cost_more_and_take_less)
         struct fidelity_sink *less = lab_run(lab_method(methods, i ? kvquant[1] : kivi[1]), &l.f.model, &l.c, FIDELITY_ALL, 0);
         const double kl_more = lab_run_kl(full, more), kl_less = lab_run_kl(full, less);
         cr_expect(kl_more > 1e-9 && kl_more < kl_less && kl_less < 0.1, "%g %g", kl_more, kl_less);
-        cr_expect(lab_run_value(more, "fast_bytes_per_prompt_token") > lab_run_value(less, "fast_bytes_per_prompt_token"));
+        cr_expect(lab_run_value(more, FIDELITY_FAST_BYTES) > lab_run_value(less, FIDELITY_FAST_BYTES));
         lab_run_free(less);
         lab_run_free(more);
     }

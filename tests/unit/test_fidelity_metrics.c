@@ -307,7 +307,8 @@ Test(fidelity_results, test_json_and_markdown_say_the_same)
     json_decref(root);
     buf_clear(&text);
     cr_assert_eq(results_markdown(&results, &text), 0);
-    cr_assert(strstr(buf_cstr(&text), "| snapkv | 64 | 0 | 128 | 4 | 0.1250 |"), "%s", buf_cstr(&text));
+    cr_assert(strstr(buf_cstr(&text), "| snapkv | 64 | 0 | 128 | | 4 | 0.1250 |"), "%s", buf_cstr(&text));
+    cr_assert(strstr(buf_cstr(&text), "\n\n| row | hidden_rel_l2 |\n|---|---|\n| snapkv@64+0 | 0.012 |\n"), "%s", buf_cstr(&text));
     buf_fini(&text);
     row_list_free(&list);
 }

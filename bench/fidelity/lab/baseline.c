@@ -36,7 +36,7 @@ int baseline_continue(const struct lab_context *context, const struct fidelity_r
         .steps = (uint64_t)fc->n_fed, .attended = counters.attended, .bytes_attended = counters.bytes_slow, .bytes_fetched = counters.bytes_slow};
     fidelity_sink_counts(sink, &counts);
     if (run->task == TASK_KL)
-        fidelity_sink_value(sink, "fast_bytes_per_prompt_token", counters.bytes_fast / fc->n_prompt);
+        fidelity_sink_value(sink, FIDELITY_FAST_BYTES, counters.bytes_fast / fc->n_prompt);
     return 0;
 }
 

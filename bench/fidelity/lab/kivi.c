@@ -66,6 +66,6 @@ static const struct fidelity_split everything = {FIDELITY_ALL, 0};
     }
 static const struct fidelity_method methods[] = {
     KIVI("kivi-4bit", "keys per channel of 32 tokens, values in groups of 32, 4 bits; newest 128 exact; all resident", &kivi4),
-    KIVI("kivi-2bit", "the same in 2 bits", &kivi2),
+    KIVI("kivi-2bit", "keys per channel of 32 tokens, values in groups of 32, 2 bits; newest 128 exact; all resident", &kivi2),
 };
 const struct fidelity_methods kivi_methods = {methods, sizeof methods / sizeof *methods};

@@ -186,6 +186,6 @@ static const struct fidelity_split everything = {FIDELITY_ALL, 0};
     }
 static const struct fidelity_method methods[] = {
     KVQUANT("kvquant-4bit", "keys per channel before RoPE, values per token, non-uniform 4 bits, 1 % exact; all resident", &kvquant4),
-    KVQUANT("kvquant-3bit", "the same in 3 bits", &kvquant3),
+    KVQUANT("kvquant-3bit", "keys per channel before RoPE, values per token, non-uniform 3 bits, 1 % exact; all resident", &kvquant3),
 };
 const struct fidelity_methods kvquant_methods = {methods, sizeof methods / sizeof *methods};

@@ -89,9 +89,9 @@ static const struct fidelity_split few[] = {{256, 0}, {1024, 0}};
     }
 static const struct fidelity_method evictions[] = {
     EVICTION("blockwise-snapkv-512", "immediate eviction: after each chunk of 512 SnapKV cuts the layer's cache to B", &snapkv_512, ON_KL | ON_RECALL, .sweep = true),
-    EVICTION("blockwise-snapkv-2048", "the same with chunks of 2,048", &snapkv_2048, ON_KL, .splits = few, .n_splits = 2),
+    EVICTION("blockwise-snapkv-2048", "immediate eviction: after each chunk of 2,048 SnapKV cuts the layer's cache to B", &snapkv_2048, ON_KL, .splits = few, .n_splits = 2),
     EVICTION("recent-512", "immediate eviction: after each chunk of 512 the sinks and the newest B - 4 tokens are left", &recent_512, ON_KL, .sweep = true),
-    EVICTION("recent-2048", "the same with chunks of 2,048", &recent_2048, ON_KL, .splits = few, .n_splits = 2),
+    EVICTION("recent-2048", "immediate eviction: after each chunk of 2,048 the sinks and the newest B - 4 tokens are left", &recent_2048, ON_KL, .splits = few, .n_splits = 2),
 };
 const struct fidelity_methods eviction_methods = {evictions, sizeof evictions / sizeof *evictions};
 
@@ -101,6 +101,6 @@ const struct fidelity_methods eviction_methods = {evictions, sizeof evictions / 
     }
 static const struct fidelity_method drifts[] = {
     DRIFT("layer-major-exact", "prefill layer by layer in chunks of 512, exact values", &exact),
-    DRIFT("layer-major-consistent", "the same, earlier blocks attended as K8V4", &consistent),
+    DRIFT("layer-major-consistent", "prefill layer by layer in chunks of 512, earlier blocks attended as K8V4", &consistent),
 };
 const struct fidelity_methods drift_methods = {drifts, sizeof drifts / sizeof *drifts};
