@@ -55,6 +55,23 @@ struct qkv_params {
     int n, n_heads, n_kv_heads, head_dim;
 };
 
+/* ---- key biases ---- */
+/* Some models (Qwen2, Qwen2.5) add to their keys a bias that is many times the key's own size in a few RoPE pairs; no code with one scale a token survives that. Of those pairs
+ * the bias is not stored: a key lies in the cache, in every tier and block, as k' = R_p (W x + rest), and attention adds what is missing to its logit,
+ *     q . R_p b = sum over marked pairs j of A_j cos(p f_j) + B_j sin(p f_j),   A_j = q . u[j][0], B_j = q . u[j][1],
+ * where q is the rotated query, and u[j] the pair's bias (b0, b1), and (-b1, b0) for B, in the key's pair, rotated like a key. That is exact, for slow and fast pairs alike
+ * (the reason and what was rejected: docs/design.md). NULL wherever an op takes it: no bias, at no cost. */
+enum { KEY_BIAS_PAIRS_MAX = 24 /* of a KV head */ };
+
+struct key_bias { /* of one layer */
+    const int32_t *first; /* [n_kv_heads + 1] pairs first[h] .. first[h + 1] - 1 are those of KV head h */
+    const int32_t *pair;  /* [n_pairs] frequency f of each, < n_freqs */
+    const float *u;       /* [n_pairs, 2, head_dim] */
+    const float *coarse;  /* [n_sixteens, n_freqs, 2] cos and sin of 16 i f, times the factor of rope_table; every position is below 16 n_sixteens */
+    const float *fine;    /* [n_freqs, 2, 16] cos, then sin, of t f for t = 0..15 */
+    int n_freqs;
+};
+
 /* ---- attention ---- */
 /* Queries of one 128-token block over positions 0 .. own position (consistent prefill attends whatever k and v hold). Blocks are visited in ascending order, keys in a
  * block likewise, with an online softmax per block of 128; so the result of a query does not depend on n_q. */
@@ -66,14 +83,17 @@ struct attn_prefill_params {
     int64_t head_stride;
     int n_heads, n_kv_heads, head_dim;
     float scale;
+    const struct key_bias *bias; /* or NULL */
     float *out;         /* [n_q, n_heads, d], divided by l */
     float *ret_ml;      /* [n_q, n_heads, 2] (m, l) or NULL */
 };
 
-/* One run of bf16 rows: rows [n, d] of one KV head. */
+/* One run of bf16 rows: rows [n, d] of one KV head. Where they are in the sequence matters to key biases alone. */
 struct kv_rows {
     const bf16_t *k, *v;
     int n;
+    const int32_t *positions; /* [n] of each row; NULL: they follow one another from pos0 on */
+    int pos0;
 };
 
 /* A sub-page to attend or to score. Bit t of `tokens` set: token t is in the slow tier (not kept, not recent). */
@@ -86,7 +106,9 @@ struct kv_page {
 };
 
 /* How slow sub-pages are scored: what e, the log-sum-exp of a query head's logits over the page's slow tokens, is expected to be. n counts the slow tokens; q has the
- * scale applied. Summaries (page_summaries) are of the slow tokens alone and in the model's own basis, not the rotated one: channels have their meaning there. */
+ * scale applied. Summaries (page_summaries) are of the slow tokens alone and in the model's own basis, not the rotated one: channels have their meaning there.
+ * With key biases every key of these formulas is one without the marked biases, and each slow token has its own term t besides: index2 and oracle add it to the token's logit, mean and
+ * meanvar put the log-sum-exp of the terms in the place of log n, minmax adds the largest. */
 enum page_scorer {
     PAGE_SCORER_INDEX2,  /* log-sum-exp of the logits that the 2-bit index gives */
     PAGE_SCORER_MINMAX,  /* sum over d of max(q min, q max) */
@@ -120,6 +142,7 @@ static inline size_t page_summary_bytes(enum page_scorer scorer, int head_dim)
 struct attn_decode_item {
     const float *q;   /* [group, d] rotated */
     float *out;       /* [group, d] */
+    int kv_head;      /* whose key biases are meant */
     struct kv_rows rows[2];
     const struct kv_page *pages; /* [n_pages], position order */
     int n_pages;
@@ -135,6 +158,7 @@ struct attn_decode_params {
     const struct block_layout *layout;
     int group, head_dim;
     float scale;
+    const struct key_bias *bias; /* or NULL */
     enum page_scorer scorer;
     bool fetch_blocks;           /* whole blocks are chosen, not sub-pages */
 };
@@ -160,6 +184,7 @@ struct window_score_params {
     int64_t n_keys;
     int n_heads, n_kv_heads, head_dim;
     float scale;
+    const struct key_bias *bias; /* or NULL */
     int64_t first, last; /* keys that are scored, 0 <= first < last <= n_keys - n_window */
     int pool;            /* odd, 1: none */
     bool pool_after_group;
@@ -231,6 +256,7 @@ struct op_bounds {
     bool fetch_blocks;
     int64_t n_keys;          /* window_scores */
     int n_window;
+    int n_bias_pairs;        /* most marked pairs of a KV head */
 };
 
 struct kernel_ops {

@@ -2,7 +2,8 @@
  *
  * A task is one KV head with a segment of keys, which it expands to fp32 panels once; the queries pass over it in strips of 24 rows. A key's sum is one chain over
  * (query, head of the group) in that order, continued from call to call, so neither the cut into calls nor that into segments or strips is visible in it. Logits as in
- * attn_prefill, to the bit: one chain over d of (q scale) k. */
+ * attn_prefill, to the bit: one chain over d of (q scale) k, then over the terms of key biases. */
+#include "kernels/cpu/key_bias.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/panel_gemm.h"
@@ -24,7 +25,9 @@ struct column_args {
 /* A thread's scratch. */
 struct column_scratch {
     float keys[SEGMENT_KEYS * KV_MAX_DIM]; /* [panels][d][16] */
+    float waves[SEGMENT_KEYS * 2 * KEY_BIAS_PAIRS_MAX]; /* [panels][2 pairs][16] */
     float q[STRIP_ROWS * KV_MAX_DIM];
+    float ab[STRIP_ROWS * 2 * KEY_BIAS_PAIRS_MAX];
     float s[STRIP_ROWS * SEGMENT_KEYS];
     float sums[SEGMENT_KEYS];
 };
@@ -56,16 +59,31 @@ static void add_row(const float *s, int n_visible, float m, float l, float *sums
     }
 }
 
+/* Continues the logits' chains of n rows, whose queries are in w->q, by the terms of the key biases. */
+static void strip_bias(const struct bias_pairs *bias, int n, int n_panels, int d, struct column_scratch *w)
+{
+    const int n_k = 2 * bias->n;
+    for (int r = 0; r < n; r++)
+        bias_coefficients(bias, w->q + r * d, d, w->ab + r * n_k);
+    const struct panel_gemm g = {.a = w->ab, .ld_a = n_k, .n_rows = n, .b = w->waves, .panel_stride = (int64_t)LANES * n_k, .n_panels = n_panels, .n_k = n_k,
+                                 .c = w->s, .ld_c = SEGMENT_KEYS};
+    panel_gemm_run(&g, true);
+}
+
 static void segment_rows(const struct column_args *a, int kv_head, int64_t start, int n_panels, struct column_scratch *w)
 {
     const struct attn_prefill_params *p = a->p->attn;
     const int d = p->head_dim, n_rows = p->n_q * a->group;
+    const struct bias_pairs bias = bias_pairs_of(p->bias, kv_head);
+    bias_panels(&bias, start / LANES, n_panels, w->waves);
     for (int row = 0; row < n_rows; row += STRIP_ROWS) {
         const int n = n_rows - row < STRIP_ROWS ? n_rows - row : STRIP_ROWS;
         load_queries(a, kv_head, row, n, w->q);
         const struct panel_gemm g = {.a = w->q, .ld_a = d, .n_rows = n, .b = w->keys, .panel_stride = (int64_t)LANES * d, .n_panels = n_panels, .n_k = d,
                                      .c = w->s, .ld_c = SEGMENT_KEYS};
         panel_gemm_run(&g, false);
+        if (bias.n)
+            strip_bias(&bias, n, n_panels, d, w);
         for (int r = 0; r < n; r++) {
             const int query = (row + r) / a->group;
             const float *ml = p->ret_ml + 2 * ((int64_t)query * p->n_heads + kv_head * a->group + (row + r) % a->group);

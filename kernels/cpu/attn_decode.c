@@ -136,13 +136,19 @@ static void state_merge(struct decode_state *st, int group, int d)
         lse_merge(st->ml + 2 * h, 2 * group, st->o + h * d, (int64_t)group * d, row_parts(st) + st->n_page_parts, d, st->item->out + h * d, &m, &l);
 }
 
+static struct unit_query query_of(const struct decode_wave *w, const struct decode_state *st)
+{
+    const struct attn_decode_params *p = w->p;
+    return (struct unit_query){.q = st->item->q, .group = p->group, .d = p->head_dim, .scale = p->scale, .bias = bias_pairs_of(p->bias, st->item->kv_head)};
+}
+
 static void run_rows(const struct decode_wave *w, struct decode_state *st, int part)
 {
     int group = w->p->group, d = w->p->head_dim, run = part >= st->n_row_parts[0];
     const struct kv_rows *rows = &st->item->rows[run];
     int first = (part - (run ? st->n_row_parts[0] : 0)) * ROWS_SEGMENT, n = rows->n - first < ROWS_SEGMENT ? rows->n - first : ROWS_SEGMENT;
-    unit_rows(st->item->q, group, d, w->p->scale, rows->k + (int64_t)first * d, rows->v + (int64_t)first * d, n, st->ml + 2 * part * group,
-              st->o + (int64_t)part * group * d);
+    const struct unit_query u = query_of(w, st);
+    unit_rows(&u, rows, first, n, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
 static void run_scores(const struct decode_wave *w, struct decode_state *st, int segment)
@@ -151,8 +157,8 @@ static void run_scores(const struct decode_wave *w, struct decode_state *st, int
     int group = p->group, first = segment * SCORE_SEGMENT;
     int n = st->item->n_pages - first < SCORE_SEGMENT ? st->item->n_pages - first : SCORE_SEGMENT;
     const uint8_t *summaries = st->item->summaries ? st->item->summaries + (size_t)first * page_summary_bytes(p->scorer, p->head_dim) : NULL;
-    unit_scores(st->item->q, group, p->scale, p->scorer, p->layout, st->item->pages + first, summaries, n, st->score_ml + 2 * segment * group,
-                st->page_sum + segment * group * SCORE_SEGMENT);
+    const struct unit_query u = query_of(w, st);
+    unit_scores(&u, p->scorer, p->layout, st->item->pages + first, summaries, n, st->score_ml + 2 * segment * group, st->page_sum + segment * group * SCORE_SEGMENT);
 }
 
 static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment)
@@ -162,7 +168,8 @@ static void run_pages(const struct decode_wave *w, struct decode_state *st, int 
     int n = st->n_chosen - first < PAGES_SEGMENT ? st->n_chosen - first : PAGES_SEGMENT;
     for (int i = 0; i < n; i++)
         pages[i] = st->item->pages + (st->scored ? st->chosen[first + i] : st->first_page + first + i);
-    unit_pages(st->item->q, group, w->p->scale, w->p->layout, pages, n, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
+    const struct unit_query u = query_of(w, st);
+    unit_pages(&u, w->p->layout, pages, n, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
 static void decode_task(void *arg, int64_t task, int thread)

@@ -3,6 +3,7 @@
  * The query is quantized to q = step * qi, |qi| <= 127; with key = kmin + kstep * (64 c + 31.5) the logit is
  * kstep * (128 D + 63 Q) * step / 2 + kmin * step * Q, D = sum of qi * c and Q = sum of qi, both exact integers (the bracket stays below 2^24 for d <= 256). */
 #pragma once
+#include "kernels/cpu/attn_bias.h"
 #include "kernels/cpu/attn_score.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/qdot.h"
@@ -10,15 +11,17 @@
 
 struct index_query {
     int heads, d;
+    struct attn_bias bias;
     float half_step[ATTN_HEADS], step_sum[ATTN_HEADS]; /* step / 2, step * Q */
     int32_t sum63[ATTN_HEADS];                         /* 63 Q */
     uint32_t bytes[ATTN_HEADS][KV_MAX_DIM / 4];        /* qi of dims 4 j .. 4 j + 3 */
 };
 
 /* q [heads, d], scale applied. */
-static void index_query_init(struct index_query *iq, const float *q, int heads, int d)
+static void index_query_init(struct index_query *iq, const float *q, int heads, int d, const struct bias_pairs *pairs)
 {
     int32_t qi[KV_MAX_DIM];
+    attn_bias_init(&iq->bias, pairs, q, heads, d);
     iq->heads = heads;
     iq->d = d;
     for (int h = 0; h < heads; h++) {
@@ -55,11 +58,14 @@ SPECIALIZE void index_page_logits(const struct index_query *iq, const struct blo
             dot[h] = qdot_widen(dot[h], sum[h]);
     }
     v16 step = v16_load_fp16((const uint16_t *)(page->index + layout->index_step)), min = v16_load_fp16((const uint16_t *)(page->index + layout->index_min));
+    v16 logit[ATTN_HEADS];
     UNROLL for (int h = 0; h < heads; h++) {
         v16 code = v16_from_i32(v16i_add(v16i_shl(dot[h], 7), v16i_set1(iq->sum63[h])));
-        v16 logit = v16_fma(v16_mul(step, code), v16_set1(iq->half_step[h]), v16_mul(min, v16_set1(iq->step_sum[h])));
-        v16_store(s + h * ld_s, attn_mask_tokens(logit, page->tokens));
+        logit[h] = v16_fma(v16_mul(step, code), v16_set1(iq->half_step[h]), v16_mul(min, v16_set1(iq->step_sum[h])));
     }
+    attn_bias_sixteen(&iq->bias, page->subpage, heads, logit);
+    UNROLL for (int h = 0; h < heads; h++)
+        v16_store(s + h * ld_s, attn_mask_tokens(logit[h], page->tokens));
 }
 
 SPECIALIZE void index_segment_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, const int heads, float *s)
@@ -73,11 +79,11 @@ SPECIALIZE void index_segment_logits(const struct index_query *iq, const struct 
 }
 
 /* q [heads, d], scale applied; n <= SCORE_SEGMENT pages. Gives what score_page_sums does. */
-static void index_score(const float *q, int heads, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+static void index_score(const float *q, int heads, const struct bias_pairs *pairs, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
 {
     float s[ATTN_HEADS * SCORE_SEGMENT * LANES] __attribute__((aligned(64)));
     struct index_query iq;
-    index_query_init(&iq, q, heads, (int)layout->head_dim);
+    index_query_init(&iq, q, heads, (int)layout->head_dim, pairs);
     switch (heads) {
     case 1:
         index_segment_logits(&iq, layout, pages, n, 1, s);

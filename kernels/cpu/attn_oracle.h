@@ -19,11 +19,11 @@ SPECIALIZE void oracle_segment_logits(const struct page_query *pq, const struct 
 }
 
 /* As index_score. */
-static void oracle_score(const float *q, int heads, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
+static void oracle_score(const float *q, int heads, const struct bias_pairs *pairs, const struct block_layout *layout, const struct kv_page *pages, int n, float *ml, float *page_sum)
 {
     float s[ATTN_HEADS * SCORE_SEGMENT * LANES] __attribute__((aligned(64)));
     struct page_query pq;
-    page_query_init(&pq, q, heads, (int)layout->head_dim);
+    page_query_init(&pq, q, heads, (int)layout->head_dim, pairs);
     switch (heads) {
     case 1:
         oracle_segment_logits(&pq, layout, pages, n, 1, s);

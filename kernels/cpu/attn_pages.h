@@ -1,10 +1,11 @@
 /* A partial of decode attention over sub-pages of the pool, in place (layouts: proto/block_layout.h).
  *
  * K8 keys: logit = kstep * S * step + kmin * step * Q with the query quantized to q = step * qi, |qi| <= 4064, S = sum of qi * code and Q = sum of qi exact integers.
- * BF16 keys: one chain of fma over d, as everywhere.
+ * BF16 keys: one chain of fma over d, as everywhere. Both go on with the terms of key biases.
  * Values: w = weight * vstep for each (group of 32 channels, token); out = (chain over tokens ascending of fma(w, code)) + sum of weight * vmin, the latter in 16 lanes
  * of tokens over all pages of the segment. A 4-bit code is not shifted down: masked in place it reads as code * 2^k exactly, and w carries 2^-k. */
 #pragma once
+#include "kernels/cpu/attn_bias.h"
 #include "kernels/cpu/attn_weights.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/qdot.h"
@@ -18,14 +19,16 @@ enum {
 
 struct page_query {
     int heads, d;
+    struct attn_bias bias;
     const float *q;                                /* [heads, d], scale applied; for BF16 keys */
     float step[ATTN_HEADS], step_sum[ATTN_HEADS];  /* step, step * Q */
     struct qdot_query digits[ATTN_HEADS][KV_MAX_DIM / 4];
 };
 
-static void page_query_init(struct page_query *pq, const float *q, int heads, int d)
+static void page_query_init(struct page_query *pq, const float *q, int heads, int d, const struct bias_pairs *pairs)
 {
     int32_t qi[KV_MAX_DIM];
+    attn_bias_init(&pq->bias, pairs, q, heads, d);
     pq->heads = heads;
     pq->d = d;
     pq->q = q;
@@ -40,6 +43,13 @@ static void page_query_init(struct page_query *pq, const float *q, int heads, in
     }
 }
 
+SPECIALIZE void page_logits_store(const struct page_query *pq, const struct kv_page *page, v16 *logit, const int heads, float *s)
+{
+    attn_bias_sixteen(&pq->bias, page->subpage, heads, logit);
+    UNROLL for (int h = 0; h < heads; h++)
+        v16_store(s + h * PAGES_TOKENS, attn_mask_tokens(logit[h], page->tokens));
+}
+
 SPECIALIZE void page_logits_k8(const struct page_query *pq, const struct subpage_layout *l, const struct kv_page *page, const int heads, float *s)
 {
     qdot_sum sum[ATTN_HEADS];
@@ -51,11 +61,12 @@ SPECIALIZE void page_logits_k8(const struct page_query *pq, const struct subpage
             sum[h] = qdot_step(sum[h], codes, &pq->digits[h][g]);
     }
     v16 step = v16_load_fp16((const uint16_t *)(page->page + l->key_step)), min = v16_load_fp16((const uint16_t *)(page->page + l->key_min));
+    v16 logit[ATTN_HEADS];
     UNROLL for (int h = 0; h < heads; h++) {
         v16 code = v16_from_i32(qdot_total(sum[h]));
-        v16 logit = v16_fma(v16_mul(step, code), v16_set1(pq->step[h]), v16_mul(min, v16_set1(pq->step_sum[h])));
-        v16_store(s + h * PAGES_TOKENS, attn_mask_tokens(logit, page->tokens));
+        logit[h] = v16_fma(v16_mul(step, code), v16_set1(pq->step[h]), v16_mul(min, v16_set1(pq->step_sum[h])));
     }
+    page_logits_store(pq, page, logit, heads, s);
 }
 
 SPECIALIZE void page_logits_bf16(const struct page_query *pq, const struct subpage_layout *l, const struct kv_page *page, const int heads, float *s)
@@ -71,8 +82,7 @@ SPECIALIZE void page_logits_bf16(const struct page_query *pq, const struct subpa
             acc[h] = v16_fma(v16_set1(pq->q[h * pq->d + 2 * g + 1]), odd, acc[h]);
         }
     }
-    UNROLL for (int h = 0; h < heads; h++)
-        v16_store(s + h * PAGES_TOKENS, attn_mask_tokens(acc[h], page->tokens));
+    page_logits_store(pq, page, acc, heads, s);
 }
 
 ALWAYS_INLINE const struct subpage_layout *page_layout_of(const struct block_layout *layout, const struct kv_page *page)

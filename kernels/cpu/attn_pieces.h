@@ -1,5 +1,5 @@
 /* The pieces of attn_decode one by one, for tests and benches: attn_rows.h, attn_index.h, attn_pages.h and lse_merge.h say what each computes. The formulas
- * are the op's own; the limits on n are those of one partial. Any thread. */
+ * are the op's own, without key biases; the limits on n are those of one partial. Any thread. */
 #pragma once
 #include "kernels/kernels.h"
 

@@ -3,9 +3,10 @@
  * A task is one KV head with a tile of queries, all heads of the group, so that a block of K and V is expanded to fp32 panels (kv_expand.h) once for all
  * rows of the tile. For each block and each 24 rows: logits (panel_gemm), row maxima, exp, output (panel_gemm). Scratch of a thread holds everything.
  *
- * Per row, for blocks in ascending order: s = sum over d of (q scale) k, one chain; m' = max(m, max s); p = exp(s - m'); l = l exp(m - m') + sum p (16 lanes);
+ * Per row, for blocks in ascending order: s = sum over d of (q scale) k, one chain, which the terms of key biases continue (key_bias.h); m' = max(m, max s); p = exp(s - m'); l = l exp(m - m') + sum p (16 lanes);
  * o = (o exp(m - m')), then one chain of fma over the keys. So a row never sees the tile it is in. Keys beyond the last query of a tile may be left out of the
  * own block: they would add p = 0, which changes nothing but the sign of a zero, and that is removed at the end. */
+#include "kernels/cpu/key_bias.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/panel_gemm.h"
@@ -36,9 +37,17 @@ struct prefill_tile {
     float *q, *o;  /* [n_rows, d] */
     float *s;      /* [STRIP_ROWS, 128] */
     float *m, *l;  /* [n_rows] */
+    struct bias_pairs bias;
+    float *waves;  /* [8 panels][2 pairs][16] */
+    float *ab;     /* [n_rows, 2 pairs] */
 };
 
-_Static_assert(sizeof(float) * (2 * BLOCK_TOKENS * KV_MAX_DIM + 2 * TILE_VALUES + STRIP_ROWS * BLOCK_TOKENS + 2 * TILE_ROWS) <= CPU_SCRATCH_BYTES,
+/* (A, B) of as many rows as a tile of this head dim may have. */
+#define TILE_AB(d) (2 * KEY_BIAS_PAIRS_MAX * (TILE_VALUES / (d) < TILE_ROWS ? TILE_VALUES / (d) : TILE_ROWS))
+#define TILE_FLOATS(d) \
+    (2 * BLOCK_TOKENS * (d) + 2 * TILE_VALUES + STRIP_ROWS * BLOCK_TOKENS + 2 * TILE_ROWS + 2 * KEY_BIAS_PAIRS_MAX * BLOCK_TOKENS + TILE_AB(d))
+/* The sum is convex in d beyond 128 and grows before it. */
+_Static_assert(sizeof(float) * TILE_FLOATS(KV_MAX_DIM) <= CPU_SCRATCH_BYTES && sizeof(float) * TILE_FLOATS(TILE_VALUES / TILE_ROWS) <= CPU_SCRATCH_BYTES,
                "a tile fits the scratch of a thread");
 
 static void tile_init(struct prefill_tile *t, const struct prefill_args *a, int kv_head, int query, int n_queries, float *scratch)
@@ -53,6 +62,9 @@ static void tile_init(struct prefill_tile *t, const struct prefill_args *a, int 
     t->s = t->o + TILE_VALUES;
     t->m = t->s + STRIP_ROWS * BLOCK_TOKENS;
     t->l = t->m + TILE_ROWS;
+    t->waves = t->l + TILE_ROWS;
+    t->ab = t->waves + 2 * KEY_BIAS_PAIRS_MAX * BLOCK_TOKENS;
+    t->bias = bias_pairs_of(p->bias, kv_head);
     v16 scale = v16_set1(p->scale);
     for (int r = 0; r < t->n_rows; r++) {
         const float *q = p->q + ((int64_t)(query + r / a->group) * p->n_heads + kv_head * a->group + r % a->group) * d;
@@ -60,6 +72,7 @@ static void tile_init(struct prefill_tile *t, const struct prefill_args *a, int 
             v16_store(t->q + r * d + c, v16_mul(v16_load(q + c), scale));
             v16_store(t->o + r * d + c, v16_zero());
         }
+        bias_coefficients(&t->bias, t->q + r * d, d, t->ab + r * 2 * t->bias.n);
         t->m[r] = -INFINITY;
         t->l[r] = 0;
     }
@@ -116,6 +129,15 @@ static void prefetch_next(const bf16_t *next, int64_t n_values, int strip, int n
         __builtin_prefetch(from, 0, 2);
 }
 
+/* Continues the logits' chains of a strip by the terms of the key biases. */
+static void strip_bias(struct prefill_tile *t, int row, int n_rows, int n_keys)
+{
+    int n_k = 2 * t->bias.n;
+    struct panel_gemm g = {.a = t->ab + row * n_k, .ld_a = n_k, .n_rows = n_rows, .b = t->waves, .panel_stride = (int64_t)LANES * n_k, .n_panels = n_keys / LANES,
+                           .n_k = n_k, .c = t->s, .ld_c = BLOCK_TOKENS};
+    panel_gemm_run(&g, true);
+}
+
 /* One block of keys whose first `n_visible` the tile's last query sees; `own`: the position of the tile's first query in it, or -1 if it is an earlier block; n_next: values of K and of V
  * in the next block. */
 static void tile_block(struct prefill_tile *t, int n_visible, int own, const bf16_t *next_k, const bf16_t *next_v, int64_t n_next)
@@ -128,6 +150,8 @@ static void tile_block(struct prefill_tile *t, int n_visible, int own, const bf1
         prefetch_next(next_k, n_next, row / STRIP_ROWS, (t->n_rows + STRIP_ROWS - 1) / STRIP_ROWS);
         prefetch_next(next_v, n_next, row / STRIP_ROWS, (t->n_rows + STRIP_ROWS - 1) / STRIP_ROWS);
         panel_gemm_run(&logits, false);
+        if (t->bias.n)
+            strip_bias(t, row, n, n_keys);
         for (int r = 0; own >= 0 && r < n; r++)
             mask_future(t->s + r * BLOCK_TOKENS, n_keys, own + (row + r) / t->group);
         strip_softmax(t, row, n, n_keys);
@@ -167,6 +191,7 @@ static void prefill_task(void *arg, int64_t task, int thread)
         int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP;
         kv_expand_keys(k + pos * d, d, n_visible, n_keys / LANES, d, t.keys);
         kv_expand_values(v + pos * d, d, n_visible, n_keys, d, t.values);
+        bias_panels(&t.bias, pos / LANES, n_keys / LANES, t.waves);
         int64_t next = pos + n_visible, n_next = end - next < BLOCK_TOKENS ? end - next : BLOCK_TOKENS;
         tile_block(&t, n_visible, t.pos0 >= pos && t.pos0 < pos + BLOCK_TOKENS ? (int)(t.pos0 - pos) : -1, k + next * d, v + next * d, n_next * d);
     }

@@ -1,6 +1,7 @@
 /* A partial of decode attention over bf16 rows [n, d] (the fast tier). Keys are transposed in registers to panels of 16 keys (kv_expand.h), so that a logit is one
- * chain of fma over d, the same expression as in attn_prefill; outputs are one chain over the rows, lanes across channels. */
+ * chain of fma over d, and then over the pairs of key biases, the same expression as in attn_prefill; outputs are one chain over the rows, lanes across channels. */
 #pragma once
+#include "kernels/cpu/attn_bias.h"
 #include "kernels/cpu/attn_weights.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/panel_gemm.h"
@@ -60,6 +61,43 @@ SPECIALIZE void attn_rows_panels(const struct panel_gemm *g)
     }
 }
 
+/* The 16 rows from `row` on, of which those beyond the run are not looked at again. */
+SPECIALIZE void attn_rows_bias16(const struct attn_bias *bias, const struct kv_rows *rows, int row, const int heads, float *s)
+{
+    v16 logit[ATTN_HEADS];
+    UNROLL for (int h = 0; h < heads; h++)
+        logit[h] = v16_load(s + h * ROWS_SEGMENT);
+    if (!rows->positions && (rows->pos0 + row) % LANES == 0) {
+        attn_bias_sixteen(bias, (rows->pos0 + row) / LANES, heads, logit);
+    } else {
+        int32_t position[LANES];
+        for (int i = 0; i < LANES; i++)
+            position[i] = row + i >= rows->n ? 0 : rows->positions ? rows->positions[row + i] : rows->pos0 + row + i;
+        attn_bias_scattered(bias, position, heads, logit);
+    }
+    UNROLL for (int h = 0; h < heads; h++)
+        v16_store(s + h * ROWS_SEGMENT, logit[h]);
+}
+
+static void attn_rows_bias(const struct attn_bias *bias, const struct kv_rows *rows, int first, int n, int heads, float *s)
+{
+    for (int i = 0; i < n; i += LANES)
+        switch (heads) {
+        case 1:
+            attn_rows_bias16(bias, rows, first + i, 1, s + i);
+            break;
+        case 2:
+            attn_rows_bias16(bias, rows, first + i, 2, s + i);
+            break;
+        case 3:
+            attn_rows_bias16(bias, rows, first + i, 3, s + i);
+            break;
+        default:
+            attn_rows_bias16(bias, rows, first + i, 4, s + i);
+            break;
+        }
+}
+
 static void attn_rows_logits(const float *q, int heads, int d, const uint16_t *k, int n, float *s)
 {
     float panels[ROWS_PANELS * LANES * KV_MAX_DIM] __attribute__((aligned(64)));
@@ -70,16 +108,27 @@ static void attn_rows_logits(const float *q, int heads, int d, const uint16_t *k
                                .c = s + i, .ld_c = ROWS_SEGMENT};
         attn_rows_panels(&g);
     }
+}
+
+static void attn_rows_pad(int heads, int n, float *s)
+{
     for (int h = 0; h < heads; h++)
         for (int i = n; i % LANES != 0; i++)
             s[h * ROWS_SEGMENT + i] = -INFINITY;
 }
 
-/* q [heads, d], scale applied, heads <= ATTN_HEADS; k, v [n, d], n <= ROWS_SEGMENT. ml [heads, 2], o [heads, d]. */
-static void attn_rows(const float *q, int heads, int d, const uint16_t *k, const uint16_t *v, int n, float *ml, float *o)
+/* q [heads, d], scale applied, heads <= ATTN_HEADS; rows first .. first + n - 1, n <= ROWS_SEGMENT. ml [heads, 2], o [heads, d]. */
+static void attn_rows(const float *q, int heads, int d, const struct bias_pairs *pairs, const struct kv_rows *rows, int first, int n, float *ml, float *o)
 {
     float s[ATTN_HEADS * ROWS_SEGMENT] __attribute__((aligned(64)));
-    attn_rows_logits(q, heads, d, k, n, s);
+    const uint16_t *v = rows->v + (int64_t)first * d;
+    attn_rows_logits(q, heads, d, rows->k + (int64_t)first * d, n, s);
+    if (pairs->n) {
+        struct attn_bias bias;
+        attn_bias_init(&bias, pairs, q, heads, d);
+        attn_rows_bias(&bias, rows, first, n, heads, s);
+    }
+    attn_rows_pad(heads, n, s);
     for (int h = 0; h < heads; h++)
         attn_weights(s + h * ROWS_SEGMENT, (n + LANES - 1) / LANES * LANES, ml + 2 * h);
     switch (heads) {

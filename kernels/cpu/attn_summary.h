@@ -2,8 +2,10 @@
  * that basis once. A sum over d runs in 16 lanes and ends in the usual tree.
  *
  * minmax is Quest's bound on the largest logit (arXiv 2406.10774), without log n, as there. meanvar is the log-mean-exp of keys that are gaussian with a diagonal covariance;
- * the spread is limited, since for a few tokens that are far apart it would promise what no token holds. */
+ * the spread is limited, since for a few tokens that are far apart it would promise what no token holds.
+ * Key biases are not in the summaries: each token's term is known exactly, and so what they add to a page is. */
 #pragma once
+#include "kernels/cpu/attn_bias.h"
 #include "kernels/cpu/attn_score.h"
 #include "kernels/cpu/hadamard.h"
 #include "kernels/cpu/kv_expand.h"
@@ -42,32 +44,58 @@ SPECIALIZE float summary_spread(const float *q, int d, const uint16_t *variance)
     return spread < PAGE_SCORE_SPREAD_MAX ? spread : PAGE_SCORE_SPREAD_MAX;
 }
 
-static float summary_logit(enum page_scorer scorer, const float *q, int d, uint16_t tokens, const uint16_t *summary)
+/* What the slow tokens' own terms add to a page's e: log n where there are none. A page without slow tokens has no mass. */
+static void summary_terms(enum page_scorer scorer, const struct attn_bias *bias, int heads, const struct kv_page *page, float *ret_terms)
 {
-    float log_n = summary_log_n[__builtin_popcount(tokens)];
+    v16 term[ATTN_HEADS];
+    if (bias->pairs.n == 0 || page->tokens == 0) {
+        float log_n = summary_log_n[__builtin_popcount(page->tokens)];
+        for (int h = 0; h < heads; h++)
+            ret_terms[h] = scorer == PAGE_SCORER_MINMAX && page->tokens ? 0 : log_n;
+        return;
+    }
+    for (int h = 0; h < ATTN_HEADS; h++)
+        term[h] = v16_zero();
+    attn_bias_sixteen(bias, page->subpage, heads, term);
+    for (int h = 0; h < heads; h++) {
+        v16 t = attn_mask_tokens(term[h], page->tokens);
+        float m = v16_reduce_max(t);
+        ret_terms[h] = scorer == PAGE_SCORER_MINMAX ? m : m + vmath_logf(v16_reduce_add(v16_exp_nonpositive(v16_sub(t, v16_set1(m)))));
+    }
+}
+
+static float summary_logit(enum page_scorer scorer, const float *q, int d, const uint16_t *summary)
+{
     switch (scorer) {
     case PAGE_SCORER_MINMAX:
-        return tokens ? summary_minmax(q, d, summary) : -INFINITY;
+        return summary_minmax(q, d, summary);
     case PAGE_SCORER_MEANVAR:
-        return summary_mean(q, d, summary) + summary_spread(q, d, summary + d) + log_n;
+        return summary_mean(q, d, summary) + summary_spread(q, d, summary + d);
     default:
-        return summary_mean(q, d, summary) + log_n;
+        return summary_mean(q, d, summary);
     }
 }
 
 /* q [heads, d], scale applied; n <= SCORE_SEGMENT pages, their summaries side by side. ml [heads, 2]: the largest e and the sum over all pages; page_sum
  * [heads, SCORE_SEGMENT]: exp(e - m) of each page, zeros from n on. */
-static void summary_score(enum page_scorer scorer, const float *q, int heads, int d, const struct kv_page *pages, const uint8_t *summaries, int n, float *ml, float *page_sum)
+static void summary_score(enum page_scorer scorer, const float *q, int heads, int d, const struct bias_pairs *pairs, const struct kv_page *pages, const uint8_t *summaries, int n, float *ml, float *page_sum)
 {
     float own[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
+    struct attn_bias bias;
     int block = d & -d;
+    attn_bias_init(&bias, pairs, q, heads, d);
     memcpy(own, q, sizeof *own * (size_t)heads * (size_t)d);
     for (int c = 0; c < heads * d; c += block)
         hadamard(own + c, block);
+    for (int i = 0; i < n; i++) {
+        float terms[ATTN_HEADS];
+        summary_terms(scorer, &bias, heads, &pages[i], terms);
+        for (int h = 0; h < heads; h++)
+            page_sum[h * SCORE_SEGMENT + i] = summary_logit(scorer, own + h * d, d, (const uint16_t *)(summaries + (size_t)i * page_summary_bytes(scorer, d))) + terms[h];
+    }
     for (int h = 0; h < heads; h++) {
-        float *e = page_sum + h * SCORE_SEGMENT;
-        for (int i = 0; i < SCORE_SEGMENT; i++)
-            e[i] = i < n ? summary_logit(scorer, own + h * d, d, pages[i].tokens, (const uint16_t *)(summaries + (size_t)i * page_summary_bytes(scorer, d))) : -INFINITY;
-        attn_weights(e, SCORE_SEGMENT, ml + 2 * h);
+        for (int i = n; i < SCORE_SEGMENT; i++)
+            page_sum[h * SCORE_SEGMENT + i] = -INFINITY;
+        attn_weights(page_sum + h * SCORE_SEGMENT, SCORE_SEGMENT, ml + 2 * h);
     }
 }

@@ -18,48 +18,56 @@ static void lot_query(const float *q, int heads, int d, float scale, float *ret_
         v16_store(ret_q + c, v16_mul(v16_load(q + c), v16_set1(scale)));
 }
 
-/* ml [group, 2], o [group, d]. */
-static void unit_rows(const float *q, int group, int d, float scale, const bf16_t *k, const bf16_t *v, int n, float *ml, float *o)
+/* The query of a unit. */
+struct unit_query {
+    const float *q; /* [group, d] */
+    int group, d;
+    float scale;
+    struct bias_pairs bias;
+};
+
+/* Rows first .. first + n - 1. ml [group, 2], o [group, d]. */
+static void unit_rows(const struct unit_query *u, const struct kv_rows *rows, int first, int n, float *ml, float *o)
 {
     float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
-    for (int h = 0; h < group; h += ATTN_HEADS) {
-        lot_query(q + h * d, lot_heads(group, h), d, scale, scaled);
-        attn_rows(scaled, lot_heads(group, h), d, k, v, n, ml + 2 * h, o + h * d);
+    for (int h = 0; h < u->group; h += ATTN_HEADS) {
+        int heads = lot_heads(u->group, h);
+        lot_query(u->q + h * u->d, heads, u->d, u->scale, scaled);
+        attn_rows(scaled, heads, u->d, &u->bias, rows, first, n, ml + 2 * h, o + h * u->d);
     }
 }
 
 /* n <= SCORE_SEGMENT pages and their summaries. ml [group, 2], page_sum [group, SCORE_SEGMENT]; attn_score.h says what they mean. */
-static void unit_scores(const float *q, int group, float scale, enum page_scorer scorer, const struct block_layout *layout, const struct kv_page *pages, const uint8_t *summaries,
-                        int n, float *ml, float *page_sum)
+static void unit_scores(const struct unit_query *u, enum page_scorer scorer, const struct block_layout *layout, const struct kv_page *pages, const uint8_t *summaries, int n,
+                        float *ml, float *page_sum)
 {
-    int d = (int)layout->head_dim;
     float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
-    for (int h = 0; h < group; h += ATTN_HEADS) {
-        int heads = lot_heads(group, h);
-        lot_query(q + h * d, heads, d, scale, scaled);
+    for (int h = 0; h < u->group; h += ATTN_HEADS) {
+        int heads = lot_heads(u->group, h);
+        lot_query(u->q + h * u->d, heads, u->d, u->scale, scaled);
         switch (scorer) {
         case PAGE_SCORER_INDEX2:
-            index_score(scaled, heads, layout, pages, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
+            index_score(scaled, heads, &u->bias, layout, pages, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
             break;
         case PAGE_SCORER_ORACLE:
-            oracle_score(scaled, heads, layout, pages, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
+            oracle_score(scaled, heads, &u->bias, layout, pages, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
             break;
         default:
-            summary_score(scorer, scaled, heads, d, pages, summaries, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
+            summary_score(scorer, scaled, heads, u->d, &u->bias, pages, summaries, n, ml + 2 * h, page_sum + h * SCORE_SEGMENT);
             break;
         }
     }
 }
 
 /* ml [group, 2], o [group, d]. */
-static void unit_pages(const float *q, int group, float scale, const struct block_layout *layout, const struct kv_page *const *pages, int n, float *ml, float *o)
+static void unit_pages(const struct unit_query *u, const struct block_layout *layout, const struct kv_page *const *pages, int n, float *ml, float *o)
 {
-    int d = (int)layout->head_dim;
     float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
-    for (int h = 0; h < group; h += ATTN_HEADS) {
+    for (int h = 0; h < u->group; h += ATTN_HEADS) {
         struct page_query pq;
-        lot_query(q + h * d, lot_heads(group, h), d, scale, scaled);
-        page_query_init(&pq, scaled, lot_heads(group, h), d);
-        attn_pages(&pq, layout, pages, n, ml + 2 * h, o + h * d);
+        int heads = lot_heads(u->group, h);
+        lot_query(u->q + h * u->d, heads, u->d, u->scale, scaled);
+        page_query_init(&pq, scaled, heads, u->d, &u->bias);
+        attn_pages(&pq, layout, pages, n, ml + 2 * h, o + h * u->d);
     }
 }

@@ -5,6 +5,7 @@
  * segment, which every task of the second merges in order. For the pooling a task of the second pass computes a halo of keys on both sides. Segments without a key to
  * score have no task in the second pass.
  * Logits and weights as in attn_prefill: one chain over d, own exp; sums over keys in 16 lanes, over the window and the group in order. */
+#include "kernels/cpu/key_bias.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/panel_gemm.h"
@@ -30,11 +31,14 @@ struct window_args {
     int64_t first_segment, n_scored_segments; /* with keys to score */
     float *ml;           /* [n_kv_heads, n_segments, n_rows, 2] */
     float *q;            /* [n_kv_heads, n_rows, d], scale applied */
+    int n_ab;            /* most marked pairs of a KV head, times 2 */
+    float *ab;           /* [n_kv_heads, n_rows, n_ab], of which a head uses the first 2 n of each row */
 };
 
 /* A thread's scratch. */
 struct window_scratch {
     float keys[CHUNK_KEYS * KV_MAX_DIM];
+    float waves[2 * KEY_BIAS_PAIRS_MAX * CHUNK_KEYS];
     float s[STRIP_ROWS * CHUNK_KEYS];
     float pooled[SEGMENT_KEYS];
     float m[ROWS_MAX], inverse[ROWS_MAX]; /* 1 / l */
@@ -44,11 +48,13 @@ struct window_scratch {
 _Static_assert(sizeof(struct window_scratch) + sizeof(float) * GROUP_MAX * SPAN_MAX <= CPU_SCRATCH_BYTES, "fits the scratch of a thread");
 
 /* Keys [pos, pos + CHUNK_KEYS) as panels; those from n_keys on are zeros. Returns how many panels hold any. */
-static int expand_chunk(const struct window_args *a, int kv_head, int64_t pos, float *keys)
+static int expand_chunk(const struct window_args *a, int kv_head, int64_t pos, struct window_scratch *w)
 {
     const struct window_score_params *p = a->p;
     int n = p->n_keys - pos < CHUNK_KEYS ? (int)(p->n_keys - pos) : CHUNK_KEYS, n_panels = (n + LANES - 1) / LANES;
-    kv_expand_keys(p->k + kv_head * p->head_stride + pos * p->head_dim, p->head_dim, n, n_panels, p->head_dim, keys);
+    kv_expand_keys(p->k + kv_head * p->head_stride + pos * p->head_dim, p->head_dim, n, n_panels, p->head_dim, w->keys);
+    struct bias_pairs bias = bias_pairs_of(p->bias, kv_head);
+    bias_panels(&bias, pos / LANES, n_panels, w->waves);
     return n_panels;
 }
 
@@ -61,6 +67,12 @@ static void chunk_logits(const struct window_args *a, int kv_head, int64_t pos, 
     struct panel_gemm g = {.a = a->q + ((int64_t)kv_head * a->n_rows + row) * d, .ld_a = d, .n_rows = n, .b = w->keys, .panel_stride = (int64_t)LANES * d,
                            .n_panels = n_panels, .n_k = d, .c = w->s, .ld_c = CHUNK_KEYS};
     panel_gemm_run(&g, false);
+    int n_k = 2 * bias_pairs_of(p->bias, kv_head).n;
+    if (n_k) {
+        struct panel_gemm terms = {.a = a->ab + ((int64_t)kv_head * a->n_rows + row) * a->n_ab, .ld_a = a->n_ab, .n_rows = n, .b = w->waves,
+                                   .panel_stride = (int64_t)LANES * n_k, .n_panels = n_panels, .n_k = n_k, .c = w->s, .ld_c = CHUNK_KEYS};
+        panel_gemm_run(&terms, true);
+    }
     for (int r = 0; r < n; r++) {
         int64_t last = p->n_keys - p->n_window + (row + r) / a->group - pos; /* the last visible key of the chunk */
         for (int k = 0; k < n_panels * LANES; k += LANES)
@@ -102,7 +114,7 @@ static void stats_task(void *arg, int64_t task, int thread)
         ml[2 * r + 1] = 0;
     }
     for (int64_t pos = start; pos < end; pos += CHUNK_KEYS) {
-        int n_panels = expand_chunk(a, kv_head, pos, w->keys);
+        int n_panels = expand_chunk(a, kv_head, pos, w);
         for (int row = 0; row < a->n_rows; row += STRIP_ROWS) {
             int n = a->n_rows - row < STRIP_ROWS ? a->n_rows - row : STRIP_ROWS;
             chunk_logits(a, kv_head, pos, row, n, n_panels, w);
@@ -195,7 +207,7 @@ static void score_head(const struct window_args *a, int kv_head, const struct wi
     memset(w->sum, 0, sizeof *w->sum * (size_t)a->group * SPAN_MAX);
     merge_stats(a, kv_head, w);
     for (int at = 0; at < span->valid; at += CHUNK_KEYS) {
-        int n_panels = expand_chunk(a, kv_head, span->pos + at, w->keys);
+        int n_panels = expand_chunk(a, kv_head, span->pos + at, w);
         for (int row = 0; row < a->n_rows; row += STRIP_ROWS) {
             int n_strip = a->n_rows - row < STRIP_ROWS ? a->n_rows - row : STRIP_ROWS;
             chunk_logits(a, kv_head, span->pos + at, row, n_strip, n_panels, w);
@@ -221,18 +233,21 @@ static void score_task(void *arg, int64_t task, int thread)
     write_scores(a, &span, w, p->scores + row * n_scored + start - p->first);
 }
 
-/* q with the scale applied, in the order of the rows. */
+/* q with the scale applied, in the order of the rows, and what it makes of the key biases. */
 static void scale_queries(struct window_args *a)
 {
     const struct window_score_params *p = a->p;
     int d = p->head_dim;
-    float *to = a->q;
-    for (int kv_head = 0; kv_head < p->n_kv_heads; kv_head++)
-        for (int r = 0; r < a->n_rows; r++, to += d) {
+    float *to = a->q, *ab = a->ab;
+    for (int kv_head = 0; kv_head < p->n_kv_heads; kv_head++) {
+        struct bias_pairs bias = bias_pairs_of(p->bias, kv_head);
+        for (int r = 0; r < a->n_rows; r++, to += d, ab += a->n_ab) {
             const float *q = p->q + ((int64_t)(r / a->group) * p->n_heads + kv_head * a->group + r % a->group) * d;
             for (int c = 0; c < d; c += LANES)
                 v16_store(to + c, v16_mul(v16_load(q + c), v16_set1(p->scale)));
+            bias_coefficients(&bias, to, d, ab);
         }
+    }
 }
 
 static int check(const struct window_score_params *p)
@@ -247,12 +262,22 @@ static int check(const struct window_score_params *p)
     return 0;
 }
 
-/* The scaled queries, and (m, l) of each query in each segment. */
-static size_t scratch_floats(const struct window_args *a, size_t *ret_q_floats)
+/* The scaled queries, (m, l) of each query in each segment, and the queries' (A, B). */
+static size_t scratch_floats(const struct window_args *a, size_t *ret_q_floats, size_t *ret_ml_floats)
 {
     const struct window_score_params *p = a->p;
-    *ret_q_floats = (size_t)p->n_kv_heads * (size_t)a->n_rows * (size_t)p->head_dim;
-    return *ret_q_floats + (size_t)p->n_kv_heads * (size_t)a->n_segments * (size_t)a->n_rows * 2;
+    const size_t n_rows = (size_t)p->n_kv_heads * (size_t)a->n_rows;
+    *ret_q_floats = n_rows * (size_t)p->head_dim;
+    *ret_ml_floats = n_rows * (size_t)a->n_segments * 2;
+    return *ret_q_floats + *ret_ml_floats + n_rows * (size_t)a->n_ab;
+}
+
+static int most_pairs(const struct window_score_params *p)
+{
+    int most = 0;
+    for (int h = 0; h < p->n_kv_heads; h++)
+        most = bias_pairs_of(p->bias, h).n > most ? bias_pairs_of(p->bias, h).n : most;
+    return most;
 }
 
 static struct window_args make_args(struct stream *s, const struct window_score_params *p)
@@ -266,11 +291,12 @@ size_t ISA(window_scores_scratch)(const struct op_bounds *b)
 {
     const struct window_score_params p = {
         .n_window = b->n_window, .n_keys = b->n_keys, .n_heads = b->n_heads, .n_kv_heads = b->n_kv_heads, .head_dim = b->head_dim};
-    size_t q_floats;
+    size_t q_floats, ml_floats;
     if (b->n_window == 0)
         return 0;
-    const struct window_args a = make_args(NULL, &p);
-    return sizeof(float) * scratch_floats(&a, &q_floats);
+    struct window_args a = make_args(NULL, &p);
+    a.n_ab = 2 * b->n_bias_pairs;
+    return sizeof(float) * scratch_floats(&a, &q_floats, &ml_floats);
 }
 
 int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
@@ -279,7 +305,8 @@ int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
     if (r < 0)
         return r;
     struct window_args a = make_args(s, p);
-    size_t q_floats, n_floats = scratch_floats(&a, &q_floats);
+    a.n_ab = 2 * most_pairs(p);
+    size_t q_floats, ml_floats, n_floats = scratch_floats(&a, &q_floats, &ml_floats);
     void *memory;
     r = cpu_op_alloc(s, sizeof(float) * n_floats, &memory);
     if (r < 0)
@@ -288,6 +315,7 @@ int ISA(window_scores)(struct stream *s, const struct window_score_params *p)
     a.n_scored_segments = (p->last - 1) / SEGMENT_KEYS - a.first_segment + 1;
     a.q = memory;
     a.ml = a.q + q_floats;
+    a.ab = a.ml + ml_floats;
     scale_queries(&a);
     cpu_run(s, p->n_kv_heads * a.n_segments, stats_task, &a);
     cpu_run(s, (p->all_heads ? 1 : p->n_kv_heads) * a.n_scored_segments, score_task, &a);

@@ -69,8 +69,8 @@ uint16_t ref_fp16_bits(double x)
     return sign | (uint16_t)(units + (a < 0x1p-14 ? 0 : (exponent + 14) * 1024));
 }
 
-struct ref_attention_result ref_attention(const double *q, const double *keys, const double *values, const bool *visible, int n, int d,
-                                          double scale, double *out)
+struct ref_attention_result ref_attention(const double *q, const double *keys, const double *values, const bool *visible, const double *terms, int n,
+                                          int d, double scale, double *out)
 {
     struct ref_attention_result r = {-INFINITY, 0};
     double *logits = malloc(sizeof *logits * (size_t)(n > 0 ? n : 1));
@@ -79,7 +79,7 @@ struct ref_attention_result ref_attention(const double *q, const double *keys, c
         logits[i] = 0;
         for (int c = 0; c < d; c++)
             logits[i] += q[c] * keys[(long)i * d + c];
-        logits[i] *= scale;
+        logits[i] = logits[i] * scale + (terms ? terms[i] : 0);
         if ((!visible || visible[i]) && logits[i] > r.m)
             r.m = logits[i];
     }

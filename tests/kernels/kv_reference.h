@@ -17,12 +17,12 @@ uint16_t ref_bf16_bits(double x); /* nearest, ties to even */
 double ref_fp16_value(uint16_t bits);
 uint16_t ref_fp16_bits(double x); /* nearest, ties to even; overflow to infinity */
 
-/* Attention of one query: q [d], keys and values [n, d], `visible` [n] or NULL (all). m = -INFINITY, l = 0, out = 0 if nothing is visible. */
+/* Attention of one query: q [d], keys and values [n, d], `visible` [n] or NULL (all), `terms` [n] added to the scaled logits or NULL. m = -INFINITY, l = 0, out = 0 if nothing is visible. */
 struct ref_attention_result {
     double m, l; /* max logit, sum exp(logit - m) */
 };
-struct ref_attention_result ref_attention(const double *q, const double *keys, const double *values, const bool *visible, int n, int d,
-                                          double scale, double *out);
+struct ref_attention_result ref_attention(const double *q, const double *keys, const double *values, const bool *visible, const double *terms, int n,
+                                          int d, double scale, double *out);
 
 /* Key and value of one token as a sub-page gives them back, [d], without the rounding to bf16. */
 void ref_page_key(const struct subpage_layout *page_layout, const uint8_t *page, int d, int token, double *key);

@@ -19,6 +19,7 @@ static void split_block(struct kv_sequence *s, struct ref_rng *rng, int block, u
             }
             memcpy(s->kept_k + (size_t)s->n_kept * s->d, k + at, row);
             memcpy(s->kept_v + (size_t)s->n_kept * s->d, v + at, row);
+            s->kept_positions[s->n_kept] = page.subpage * SUBPAGE_TOKENS + t;
             s->n_kept++;
         }
         if (page.tokens)
@@ -35,6 +36,7 @@ void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format f
     s->pool = aligned_zeros(slice_bytes * (size_t)n_blocks);
     s->kept_k = aligned_zeros(rows * 2);
     s->kept_v = aligned_zeros(rows * 2);
+    s->kept_positions = aligned_zeros(sizeof(int32_t) * (size_t)n_blocks * BLOCK_TOKENS);
     s->pages = aligned_zeros(sizeof *s->pages * (size_t)n_blocks * BLOCK_SUBPAGES);
     s->recent_k = random_bf16(&rng, (size_t)n_recent * d, 1);
     s->recent_v = random_bf16(&rng, (size_t)n_recent * d, 1);
@@ -48,8 +50,26 @@ void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format f
     }
 }
 
+void kv_sequence_bias(struct kv_sequence *s, int n_pairs, double size, uint64_t seed)
+{
+    struct ref_rng rng = {seed};
+    bias_fixture_make(&s->bias, &rng, 1, s->d, s->n_blocks * BLOCK_TOKENS + s->n_recent, &n_pairs, size);
+}
+
+const struct key_bias *kv_sequence_key_bias(const struct kv_sequence *s)
+{
+    return s->bias.first ? &s->bias.bias : NULL;
+}
+
+double kv_sequence_term(const struct kv_sequence *s, const float *q, float scale, int64_t pos)
+{
+    return s->bias.first ? bias_fixture_term(&s->bias, 0, q, pos) * (double)scale : 0;
+}
+
 void kv_sequence_free(struct kv_sequence *s)
 {
+    bias_fixture_free(&s->bias);
+    free(s->kept_positions);
     free(s->pool);
     free(s->kept_k);
     free(s->kept_v);
@@ -60,16 +80,19 @@ void kv_sequence_free(struct kv_sequence *s)
 
 struct attn_decode_item kv_sequence_item(const struct kv_sequence *s, const float *q, float *out, int fetch_pages, int32_t *ret_chosen)
 {
-    return (struct attn_decode_item){.q = q, .out = out, .rows = {{s->kept_k, s->kept_v, s->n_kept}, {s->recent_k, s->recent_v, s->n_recent}}, .pages = s->pages,
+    return (struct attn_decode_item){.q = q, .out = out, .pages = s->pages,
+                                     .rows = {{s->kept_k, s->kept_v, s->n_kept, .positions = s->kept_positions},
+                                              {s->recent_k, s->recent_v, s->n_recent, .pos0 = s->n_blocks * BLOCK_TOKENS}},
                                      .n_pages = s->n_pages, .fetch_pages = fetch_pages, .ret_chosen = ret_chosen};
 }
 
 struct ref_attention_result kv_sequence_attention(const struct kv_sequence *s, const float *q, float scale, const int32_t *chosen, int n_chosen, double *out)
 {
     size_t d = (size_t)s->d, n_max = (size_t)(s->n_kept + s->n_recent + s->n_pages * SUBPAGE_TOKENS), n = 0;
-    double *keys = aligned_zeros((n_max + 1) * d * sizeof *keys), *values = aligned_zeros((n_max + 1) * d * sizeof *values), *query = widen_floats(q, d);
+    double *keys = aligned_zeros((n_max + 1) * d * sizeof *keys), *values = aligned_zeros((n_max + 1) * d * sizeof *values), *query = widen_floats(q, d), *terms = aligned_zeros((n_max + 1) * sizeof *terms);
     for (int i = 0; i < s->n_kept + s->n_recent; i++, n++) {
         bool kept = i < s->n_kept;
+        terms[n] = kv_sequence_term(s, q, scale, kept ? s->kept_positions[i] : s->n_blocks * BLOCK_TOKENS + i - s->n_kept);
         for (size_t c = 0; c < d; c++) {
             keys[n * d + c] = ref_bf16_value(kept ? s->kept_k[(size_t)i * d + c] : s->recent_k[(size_t)(i - s->n_kept) * d + c]);
             values[n * d + c] = ref_bf16_value(kept ? s->kept_v[(size_t)i * d + c] : s->recent_v[(size_t)(i - s->n_kept) * d + c]);
@@ -82,13 +105,15 @@ struct ref_attention_result kv_sequence_attention(const struct kv_sequence *s, c
             if (page->tokens >> t & 1) {
                 ref_page_key(l, page->page, s->d, t, keys + n * d);
                 ref_page_value(l, page->page, s->d, t, values + n * d);
+                terms[n] = kv_sequence_term(s, q, scale, (int64_t)page->subpage * SUBPAGE_TOKENS + t);
                 n++;
             }
     }
-    struct ref_attention_result r = ref_attention(query, keys, values, NULL, (int)n, s->d, scale, out);
+    struct ref_attention_result r = ref_attention(query, keys, values, NULL, terms, (int)n, s->d, scale, out);
     free(keys);
     free(values);
     free(query);
+    free(terms);
     return r;
 }
 
@@ -96,7 +121,7 @@ double kv_sequence_index_lse(const struct kv_sequence *s, const float *q, float 
 {
     double m = -INFINITY, l = 0, logit[SUBPAGE_TOKENS], key[256];
     for (int t = 0; t < SUBPAGE_TOKENS; t++) {
-        logit[t] = 0;
+        logit[t] = kv_sequence_term(s, q, scale, (int64_t)s->pages[page].subpage * SUBPAGE_TOKENS + t);
         ref_index_key(&s->layout, s->pages[page].index, t, key);
         for (int c = 0; c < s->d; c++)
             logit[t] += key[c] * q[c] * scale;

@@ -1,18 +1,25 @@
 /* One KV head of a sequence split as the cache splits it: whole blocks coded in a pool, some of their tokens kept as bf16 rows, and recent rows behind the blocks. */
 #pragma once
-#include "tests/kernels/kv_fixture.h"
+#include "tests/kernels/bias_fixture.h"
 
 struct kv_sequence {
     struct block_layout layout; /* one KV head */
     int d, n_blocks, n_recent, n_kept, n_pages;
     uint8_t *pool;              /* slices one after the other */
     uint16_t *kept_k, *kept_v;  /* [n_kept, d] as attended */
+    int32_t *kept_positions;
     uint16_t *recent_k, *recent_v;
     struct kv_page *pages;      /* those with slow tokens */
+    struct bias_fixture bias;   /* without any until kv_sequence_bias */
 };
 
 /* `kept_share` of the blocks' tokens go to the fast tier. */
 void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format format, int d, int n_blocks, int n_recent, double kept_share, uint64_t seed);
+/* n_pairs marked pairs for the one KV head; `size`: of their biases. */
+void kv_sequence_bias(struct kv_sequence *s, int n_pairs, double size, uint64_t seed);
+/* What attn_decode takes, and what it adds to the logit of position pos (0 without bias). */
+const struct key_bias *kv_sequence_key_bias(const struct kv_sequence *s);
+double kv_sequence_term(const struct kv_sequence *s, const float *q, float scale, int64_t pos);
 void kv_sequence_free(struct kv_sequence *s);
 struct attn_decode_item kv_sequence_item(const struct kv_sequence *s, const float *q, float *out, int fetch_pages, int32_t *ret_chosen);
 

@@ -57,7 +57,7 @@ static void check_accuracy(const struct prefill_data *t, const float *out, const
     for (int i = 0; i < c->n_q; i++)
         for (int h = 0; h < c->n_heads; h++) {
             int64_t at = (int64_t)i * c->n_heads + h, kv = h / (c->n_heads / c->n_kv_heads) * t->stride;
-            struct ref_attention_result r = ref_attention(q + at * c->d, k + kv, v + kv, NULL, (int)c->pos0 + i + 1, c->d, 1 / sqrtf((float)c->d), expected);
+            struct ref_attention_result r = ref_attention(q + at * c->d, k + kv, v + kv, NULL, NULL, (int)c->pos0 + i + 1, c->d, 1 / sqrtf((float)c->d), expected);
             cr_assert_lt(max_difference(out + at * c->d, expected, (size_t)c->d), 2e-5 + 2e-6 * max_magnitude(expected, (size_t)c->d));
             cr_assert_float_eq(ml[2 * at], r.m, 1e-5 * (1 + fabs(r.m)));
             cr_assert_float_eq(ml[2 * at + 1], r.l, 1e-4 * r.l);

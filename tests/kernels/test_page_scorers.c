@@ -12,10 +12,12 @@ struct scorer_case {
     enum kv_format format;
     int group, d, n_blocks, n_recent, fetch;
     double kept_share;
+    int n_pairs; /* of key biases */
 };
 
 static const struct scorer_case cases[] = {
-    {KV_FORMAT_K8V4, 3, 64, 12, 40, 24, .1}, {KV_FORMAT_K8V4, 6, 96, 6, 0, 16, .9}, {KV_FORMAT_K8V8, 1, 128, 20, 130, 40, .02}, {KV_FORMAT_BF16, 5, 32, 9, 7, 8, .85},
+    {KV_FORMAT_K8V4, 3, 64, 12, 40, 24, .1, 0}, {KV_FORMAT_K8V4, 6, 96, 6, 0, 16, .9, 0}, {KV_FORMAT_K8V8, 1, 128, 20, 130, 40, .02, 0}, {KV_FORMAT_BF16, 5, 32, 9, 7, 8, .85, 0},
+    {KV_FORMAT_K8V4, 3, 64, 12, 40, 24, .1, 5},
 };
 
 static float scale_of(const struct scorer_case *c)
@@ -78,7 +80,7 @@ static double ref_page_lse(const struct kv_sequence *s, const float *q, float sc
 {
     double lse = 0;
     for (int t = 0; t < SUBPAGE_TOKENS; t++) {
-        double key[256], logit = 0;
+        double key[256], logit = kv_sequence_term(s, q, scale, (int64_t)s->pages[page].subpage * SUBPAGE_TOKENS + t);
         if (!(s->pages[page].tokens >> t & 1))
             continue;
         ref_page_key(s->pages[page].sink ? &s->layout.sink : &s->layout.page, s->pages[page].page, s->d, t, key);
@@ -87,6 +89,20 @@ static double ref_page_lse(const struct kv_sequence *s, const float *q, float sc
         lse += exp(logit);
     }
     return log(lse);
+}
+
+/* What the slow tokens' own terms add: their log-sum-exp, log n where there are none, or the largest. */
+static double ref_terms(const struct kv_sequence *s, bool largest, const float *q, float scale, int page)
+{
+    double max = -INFINITY, sum = 0;
+    for (int t = 0; t < SUBPAGE_TOKENS; t++) {
+        const double term = kv_sequence_term(s, q, scale, (int64_t)s->pages[page].subpage * SUBPAGE_TOKENS + t);
+        if (!(s->pages[page].tokens >> t & 1))
+            continue;
+        max = fmax(max, term);
+        sum += exp(term);
+    }
+    return largest ? max : log(sum);
 }
 
 static double ref_score(const struct kv_sequence *s, enum page_scorer scorer, const float *q, float scale, int page)
@@ -104,9 +120,7 @@ static double ref_score(const struct kv_sequence *s, enum page_scorer scorer, co
         e += scorer == PAGE_SCORER_MINMAX ? fmax(turned[c] * first[c], turned[c] * second[c]) : turned[c] * first[c];
         spread += turned[c] * turned[c] * second[c] / 2;
     }
-    if (scorer == PAGE_SCORER_MINMAX)
-        return e;
-    return e + log(__builtin_popcount(s->pages[page].tokens)) + (scorer == PAGE_SCORER_MEANVAR ? fmin(spread, 4) : 0);
+    return e + ref_terms(s, scorer == PAGE_SCORER_MINMAX, q, scale, page) + (scorer == PAGE_SCORER_MEANVAR ? fmin(spread, 4) : 0);
 }
 
 /* Masses of the pages, or with blocks each page's block's; an empty group of rows counts as nothing. */
@@ -140,6 +154,8 @@ struct scored {
 static void scored_make(struct scored *x, struct fixture *f, const struct scorer_case *c, enum page_scorer scorer, int fetch, uint64_t seed)
 {
     kv_sequence_make(&x->s, f, c->format, c->d, c->n_blocks, c->n_recent, c->kept_share, seed);
+    if (c->n_pairs)
+        kv_sequence_bias(&x->s, c->n_pairs, 6, seed + 200);
     x->q = queries_make(c, seed + 100);
     x->out = aligned_zeros(sizeof(float) * (size_t)c->group * (size_t)c->d);
     x->chosen = aligned_zeros(sizeof(int32_t) * ((size_t)x->s.n_pages + 1));
@@ -161,7 +177,7 @@ static void scored_free(struct scored *x)
 
 static int decode(struct fixture *f, int device, const struct scorer_case *c, const struct scored *x, enum page_scorer scorer, bool blocks, struct attn_decode_item *item)
 {
-    struct attn_decode_params p = {.items = item, .n_items = 1, .layout = &x->s.layout, .group = c->group, .head_dim = c->d, .scale = scale_of(c), .scorer = scorer,
+    struct attn_decode_params p = {.items = item, .n_items = 1, .layout = &x->s.layout, .group = c->group, .head_dim = c->d, .scale = scale_of(c), .bias = kv_sequence_key_bias(&x->s), .scorer = scorer,
                                    .fetch_blocks = blocks};
     return f->ops->attn_decode(f->devices[device].stream, &p);
 }

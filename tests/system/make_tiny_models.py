@@ -141,8 +141,24 @@ def attention(spec, q, k, v):
     return out
 
 
+def key_bias_parts(spec, values, layer, interleaved):
+    """K's bias as (left in the key, kept out of the cache): per head the largest RoPE pairs, until the others have a 16th of the key's own energy or 24 are marked."""
+    d, half = spec.head_dim, spec.head_dim // 2
+    bias = values.get((layer, "k_bias"), np.zeros(spec.n_kv_heads * d)).reshape(-1, d)
+    own = ((values[layer, "k"] * values[layer, "attn_norm"]) ** 2).reshape(spec.n_kv_heads, -1).sum(axis=1)
+    large = np.zeros_like(bias)
+    channels = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]
+    for h, head in enumerate(bias):
+        energy = [(head[list(c)] ** 2).sum() for c in channels]
+        for i in sorted(range(half), key=lambda i: -energy[i])[:24]:
+            if ((head - large[h]) ** 2).sum() <= own[h] / 16:
+                break
+            large[h, list(channels[i])] = head[list(channels[i])]
+    return bias - large, large
+
+
 def forward(spec, values, tokens, interleaved):
-    """Logits [n_positions, vocab]. K and V are rounded to bf16 after the rotation, as the cache holds them."""
+    """Logits [n_positions, vocab]. K and V are rounded to bf16 after the rotation, as the cache holds them; large key biases are added behind that."""
     n, d = len(tokens), spec.head_dim
     freq, factor = rope_freqs(spec)
     angles = np.arange(n)[:, None] * freq
@@ -152,9 +168,11 @@ def forward(spec, values, tokens, interleaved):
     linear = lambda layer, role, y: y @ values[layer, role].T + values.get((layer, role + "_bias"), 0.0)
     for layer in range(N_LAYERS):
         y = rmsnorm(x, values[layer, "attn_norm"])
-        q, k, v = (linear(layer, role, y).reshape(n, -1, d) for role in "qkv")
-        q, k = (rotate_pairs(a, cos, sin, interleaved) @ rotation for a in (q, k))
-        x = x + linear(layer, "o", attention(spec, q, to_bf16(k), to_bf16(v)).reshape(n, -1))
+        q, v = (linear(layer, role, y).reshape(n, -1, d) for role in "qv")
+        rest, large = key_bias_parts(spec, values, layer, interleaved)
+        k = (y @ values[layer, "k"].T).reshape(n, -1, d) + rest
+        q, k, large = (rotate_pairs(a, cos, sin, interleaved) @ rotation for a in (q, k, np.broadcast_to(large, k.shape)))
+        x = x + linear(layer, "o", attention(spec, q, to_bf16(k) + large, to_bf16(v)).reshape(n, -1))
         y = rmsnorm(x, values[layer, "ffn_norm"])
         gate = linear(layer, "gate", y)
         x = x + linear(layer, "down", gate / (1 + np.exp(-gate)) * linear(layer, "up", y))

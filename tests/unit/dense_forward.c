@@ -8,6 +8,7 @@
 struct pass {
     const struct dense_device *d;
     struct model_workspace ws;
+    struct key_bias_tables bias;
     float *x;          /* [n, dim] */
     bf16_t *k, *v;     /* [n_kv_heads, n, head_dim] of one layer */
     float *rope;       /* [n, head_dim / 2, 2] */
@@ -48,6 +49,7 @@ static void pass_init(struct pass *p, const struct dense_device *d, int n, int c
     size_t kv = (size_t)c->n_kv_heads * (size_t)n * (size_t)c->head_dim * sizeof(bf16_t);
     *p = (struct pass){.d = d, .n = n, .chunk = chunk};
     cr_assert_eq(model_workspace_init(&p->ws, d->model, chunk), 0);
+    cr_assert_eq(key_bias_tables_init(&p->bias, d->model, n), 0);
     p->x = take(p, MEM_BRIDGE, (size_t)n * (size_t)c->dim * sizeof(float));
     p->k = take(p, MEM_ACTIVE_KV, kv);
     p->v = take(p, MEM_ACTIVE_KV, kv);
@@ -69,13 +71,14 @@ static void pass_fini(struct pass *p)
     dev->free(p->d->device, p->v);
     dev->free(p->d->device, p->k);
     dev->free(p->d->device, p->x);
+    key_bias_tables_fini(&p->bias);
     model_workspace_fini(&p->ws, p->d->model);
     free(p->dst);
     free(p->positions);
 }
 
 /* Queries first..first+n of the chunk that starts at `pos0`, block by block. */
-static int attend(struct pass *p, int pos0, int n)
+static int attend(struct pass *p, int layer, int pos0, int n)
 {
     const struct model *m = p->d->model;
     const struct model_config *c = &m->config;
@@ -93,6 +96,7 @@ static int attend(struct pass *p, int pos0, int n)
             .n_kv_heads = c->n_kv_heads,
             .head_dim = c->head_dim,
             .scale = c->attention_scale,
+            .bias = key_bias_of(&p->bias, layer),
             .out = p->ws.attn_out + i * row,
         };
         int r = m->ops->attn_prefill(m->stream, &a);
@@ -109,7 +113,7 @@ static int layer_chunk(struct pass *p, int layer, int pos0)
     int n = p->n - pos0 < p->chunk ? p->n - pos0 : p->chunk, r;
     float *x = p->x + (int64_t)pos0 * m->config.dim;
     const float *rope = p->rope + (int64_t)pos0 * m->config.head_dim;
-    if ((r = model_layer_qkv(m, layer, x, n, rope, p->dst + pos0, &p->ws)) < 0 || (r = attend(p, pos0, n)) < 0)
+    if ((r = model_layer_qkv(m, layer, x, n, rope, p->dst + pos0, &p->ws)) < 0 || (r = attend(p, layer, pos0, n)) < 0)
         return r;
     return model_layer_out(m, layer, x, n, &p->ws);
 }

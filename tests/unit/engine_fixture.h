@@ -10,6 +10,7 @@ enum { TINY_DIM = 64, TINY_HEADS = 4, TINY_KV_HEADS = 2, TINY_HEAD_DIM = 32, TIN
 /* Row-major source of the packed weights, for a reference in plain C. */
 struct tiny_layer {
     float *q, *k, *v, *o, *gate, *up, *down;
+    float *k_rest, *k_large; /* K's bias, the part that stays in the key and the part that does not; or NULL */
 };
 
 struct fixture {
@@ -26,6 +27,7 @@ struct fixture_params {
     int n_layers;  /* 0: 3 */
     int n_threads; /* 0: 1 */
     enum cpu_isa isa;
+    float key_bias; /* a slow and a fast RoPE pair of every KV head carry a bias of this many of the keys' deviations, and the queries' rows there are a twentieth of what they were */
 };
 
 /* The same weights for the same n_layers, whatever the threads and the instruction set. Returns false when this processor lacks the instruction set. */

@@ -41,6 +41,14 @@ static void rotate(const struct model_config *c, double *x, int pos)
     memcpy(x, y, sizeof(y));
 }
 
+/* The bias of a head at a position, as RoPE and rotation turn it. */
+static void rotated_bias(const struct model_config *c, const float *bias, int pos, double *y)
+{
+    for (int i = 0; i < D; i++)
+        y[i] = (double)bias[i];
+    rotate(c, y, pos);
+}
+
 static double round_bf16(double x)
 {
     const float f = (float)x;
@@ -102,11 +110,19 @@ static void layer(const struct fixture *f, int l, double *hidden, int n)
         matvec(s->v, y, KV_DIM, TINY_DIM, values + i * KV_DIM);
         for (int h = 0; h < TINY_HEADS; h++)
             rotate(&f->model.config, q + h * D, i);
+        for (int c = 0; s->k_rest && c < KV_DIM; c++)
+            keys[i * KV_DIM + c] += (double)s->k_rest[c];
         for (int h = 0; h < TINY_KV_HEADS; h++)
             rotate(&f->model.config, keys + i * KV_DIM + h * D, i);
         for (int c = 0; c < KV_DIM; c++) {
             keys[i * KV_DIM + c] = round_bf16(keys[i * KV_DIM + c]);
             values[i * KV_DIM + c] = round_bf16(values[i * KV_DIM + c]);
+        }
+        for (int h = 0; s->k_large && h < TINY_KV_HEADS; h++) {
+            double bias[D];
+            rotated_bias(&f->model.config, s->k_large + h * D, i, bias);
+            for (int c = 0; c < D; c++)
+                keys[i * KV_DIM + h * D + c] += bias[c];
         }
         attend(q, keys, values, i + 1, o);
         matvec(s->o, o, TINY_DIM, Q_DIM, projected);

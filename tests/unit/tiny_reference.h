@@ -1,5 +1,5 @@
 /* The tiny model in plain loops and double precision, full attention over everything: what the engine is held against. Its K and V are rounded to bf16 in the rotated
- * basis, as the system rounds them. */
+ * basis, as the system rounds them; biases that are kept out of the cache are added to K behind that. */
 #pragma once
 #include "tests/unit/engine_fixture.h"
 

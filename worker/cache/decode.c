@@ -40,12 +40,15 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
     const struct fast_rows rows = fast_tier_rows(s, layer);
     const struct page_list *list = sequence_list(s, layer, kv_head);
     const struct kept_rows kept = sequence_kept(s, layer, kv_head);
+    const int32_t *positions = s->kept_device ? s->kept_device + s->layers[layer].first + kept.first : NULL;
     const int64_t first = (int64_t)kept.first * c->head_dim, recent = kv_head * rows.recent_stride;
 
     *item = (struct attn_decode_item){
         .q = e->ws.q + q,
         .out = e->ws.attn_out + q,
-        .rows = {{rows.kept_k + first, rows.kept_v + first, kept.n}, {rows.recent_k + recent, rows.recent_v + recent, s->n_tokens + 1 - s->recent_first}},
+        .kv_head = kv_head,
+        .rows = {{.k = rows.kept_k + first, .v = rows.kept_v + first, .n = kept.n, .positions = positions},
+                 {.k = rows.recent_k + recent, .v = rows.recent_v + recent, .n = s->n_tokens + 1 - s->recent_first, .pos0 = s->recent_first}},
         .pages = list->pages,
         .n_pages = list->n,
         .summaries = sequence_summaries(s, layer, kv_head),
@@ -83,6 +86,7 @@ static int attend(struct engine *e, struct sequence **sequences, int layer, int 
         .group = m->config.n_heads / n_kv_heads,
         .head_dim = m->config.head_dim,
         .scale = m->config.attention_scale,
+        .bias = key_bias_of(&e->bias, layer),
         .scorer = e->config.scorer->kernel,
         .fetch_blocks = e->config.fetch_unit == BLOCK_TOKENS,
     };

@@ -89,6 +89,7 @@ static size_t op_scratch_bytes(const struct engine *engine)
         .fetch_blocks = config->fetch_unit == BLOCK_TOKENS,
         .n_keys = config->max_context,
         .n_window = config->selector->n_window,
+        .n_bias_pairs = c->qkv_bias ? KEY_BIAS_PAIRS_MAX : 0,
     };
     return engine->model->ops->scratch_bytes(engine->model->stream, &bounds);
 }
@@ -111,8 +112,9 @@ static void size_engine(struct engine *engine)
     s->logits_floats = line_floats((int64_t)engine->n_logit_rows * m->config.n_vocab);
     s->scratch = (s->hidden_floats + s->rope_floats + s->logits_floats) * sizeof(float);
     s->activations = model_workspace_bytes(&m->config, engine->n_max);
+    s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
     s->ops = op_scratch_bytes(engine);
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->ops;
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops;
 }
 
 static int alloc_device(struct engine *engine)
@@ -120,6 +122,8 @@ static int alloc_device(struct engine *engine)
     const struct engine_sizes *s = &engine->sizes;
     const struct model *m = engine->model;
     int r = model_workspace_init(&engine->ws, m, engine->n_max);
+    if (r >= 0)
+        r = key_bias_tables_init(&engine->bias, m, engine->config.max_context);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->scratch, &engine->scratch);
     if (r >= 0)
@@ -242,6 +246,7 @@ void engine_free(struct engine *engine)
         m->dev->stream_scratch(m->stream, NULL, 0);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);
+    key_bias_tables_fini(&engine->bias);
     model_workspace_fini(&engine->ws, m);
     free(engine);
 }

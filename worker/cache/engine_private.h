@@ -23,7 +23,7 @@ struct sequence_plan {
     int n_blocks;                 /* blocks there can ever be */
     int n_pages;                  /* slow sub-pages per layer and KV head there can ever be */
     int n_resident;               /* layers whose full KV is resident during prefill */
-    size_t fast_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
+    size_t fast_bytes, kept_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
 
@@ -41,7 +41,7 @@ size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_KEPT, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -67,6 +67,7 @@ struct engine_sizes {
     size_t hidden_floats, rope_floats, logits_floats;
     size_t scratch;     /* those three */
     size_t activations; /* model_workspace */
+    size_t bias;        /* key_bias_tables */
     size_t ops;         /* what an op takes for the time of its call */
 };
 
@@ -85,6 +86,7 @@ struct engine {
 
     struct engine_sizes sizes;
     struct model_workspace ws;
+    struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
     float *hidden;                /* [max_batch, dim] of a decode step */
@@ -218,6 +220,7 @@ struct sequence {
     struct layer_rows *layers; /* [n_layers] */
     bf16_t *fast;           /* [n_layers][k, v]{kept [layer's n_rows, head_dim], recent [n_kv_heads, recent_rows, head_dim]} */
     int recent_first;       /* position of recent row 0 */
+    int32_t *kept_device;   /* the same as `kept` on the device, for the terms of key biases; NULL for models without any */
     int32_t *kept;          /* host: kept positions, layer after layer, head after head, ascending within a head */
     int32_t *head_first;    /* host: [n_layers, n_kv_heads + 1], first row of each head among the layer's kept rows, then n_rows */
     struct kv_page *pages;  /* host: storage of the lists */

@@ -73,6 +73,7 @@ static int attend_rows(struct sequence *seq, const struct chunk *c, int from, in
         .k = prefill_k(seq, c->layer),
         .v = prefill_v(seq, c->layer),
         .head_stride = prefill_head_stride(seq),
+        .bias = key_bias_of(&e->bias, c->layer),
         .n_heads = m->config.n_heads,
         .n_kv_heads = m->config.n_kv_heads,
         .head_dim = m->config.head_dim,

@@ -23,6 +23,7 @@ static int select_free(struct sequence *seq, int layer, int n_free, int32_t *ret
         .n_kv_heads = m->config.n_kv_heads,
         .head_dim = m->config.head_dim,
         .scale = m->config.attention_scale,
+        .bias = key_bias_of(&e->bias, layer),
         .first = p->free_first,
         .last = p->free_last,
         .n_free = n_free,
@@ -79,6 +80,8 @@ int selection_run(struct sequence *seq, int layer)
     int r = fill_kept(seq, layer);
     if (r >= 0 && n_rows)
         r = m->dev->copy(m->stream, seq->prefill.indices, sequence_layer_kept(seq, layer), n_rows * sizeof(int32_t));
+    if (r >= 0 && seq->kept_device && n_rows)
+        r = m->dev->copy(m->stream, seq->kept_device + seq->layers[layer].first, seq->prefill.indices, n_rows * sizeof(int32_t));
     if (r >= 0)
         r = fast_tier_fill(seq, layer, seq->prefill.indices, prefill_k(seq, layer), prefill_v(seq, layer), prefill_head_stride(seq));
     for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++)

@@ -44,6 +44,7 @@ struct selector_input {
     int64_t n_keys;        /* prompt tokens */
     int n_heads, n_kv_heads, head_dim;
     float scale;
+    const struct key_bias *bias; /* what is missing in k, or NULL: for every op that makes logits */
     int64_t first, last;   /* candidates are the positions first .. last-1; last <= n_keys - n_window */
     int64_t n_free;        /* how many to choose per KV head on average, 1 .. last-first */
     void *scratch;         /* device memory of scratch_bytes() */

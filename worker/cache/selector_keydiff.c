@@ -4,7 +4,8 @@
  *     score[i] = -cos(k[i], anchor)
  *
  * and the n_free candidates of largest score are kept (ties: lower position). Keys are those behind RoPE, as attended; the Hadamard rotation they are held in changes no angle.
- * Deviations from the original: one choice over the whole prompt, where the original evicts block by block and so measures against the anchor of what it has left; sinks and the
+ * Deviations from the original: biases of the key projection that the cache keeps out of the keys (kernels.h, struct key_bias) are not in k, since a direction that all keys share tells
+ * none of them apart; one choice over the whole prompt, where the original evicts block by block and so measures against the anchor of what it has left; sinks and the
  * newest tokens are kept whatever they score (the original protects neither). */
 #include "worker/cache/selector_private.h"
 

@@ -37,6 +37,7 @@ int selector_window_scores(const struct selector_input *in, const struct selecto
         .n_kv_heads = in->n_kv_heads,
         .head_dim = in->head_dim,
         .scale = in->scale,
+        .bias = in->bias,
         .first = in->first,
         .last = in->last,
         .pool = window->pool,

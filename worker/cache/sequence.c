@@ -118,8 +118,9 @@ static int alloc_device_memory(struct sequence *seq)
 {
     struct prefill *f = &seq->prefill;
     void *const where[PIECE_COUNT] = {
-        [PIECE_FAST] = &seq->fast,      [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge,
-        [PIECE_WINDOW] = &f->window,    [PIECE_COLUMNS] = &f->columns, [PIECE_SCRATCH] = &f->scratch,   [PIECE_INDICES] = &f->indices,
+        [PIECE_FAST] = &seq->fast,          [PIECE_KEPT] = &seq->kept_device, [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits,
+        [PIECE_ACTIVE_KV] = &f->active,     [PIECE_BRIDGE] = &f->bridge,      [PIECE_WINDOW] = &f->window,         [PIECE_COLUMNS] = &f->columns,
+        [PIECE_SCRATCH] = &f->scratch,      [PIECE_INDICES] = &f->indices,
     };
     struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
@@ -196,6 +197,7 @@ void sequence_free(struct sequence *seq)
     sequence_prefill_memory_free(seq);
     m->dev->free(m->device, seq->logits);
     m->dev->free(m->device, seq->summaries);
+    m->dev->free(m->device, seq->kept_device);
     m->dev->free(m->device, seq->fast);
     sequence_blocks_fini(seq);
     sequence_commit_bytes(seq, 0);

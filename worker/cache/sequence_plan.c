@@ -62,6 +62,7 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
         .n_kv_heads = c->n_kv_heads, .n_keys = p->n_prompt, .n_candidates = p->free_last - p->free_first, .n_free = p->n_free_max};
 
     p->fast_bytes = round64((size_t)c->n_layers * (size_t)(p->n_kept + p->recent_rows) * row);
+    p->kept_bytes = c->qkv_bias ? round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_kept * sizeof(int32_t)) : 0;
     p->summaries_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * engine->summary_bytes);
     p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
@@ -111,6 +112,7 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
 {
     const struct sequence_piece pieces[PIECE_COUNT] = {
         [PIECE_FAST] = {MEM_FAST, plan->fast_bytes, false},
+        [PIECE_KEPT] = {MEM_FAST, plan->kept_bytes, false},
         [PIECE_SUMMARIES] = {MEM_SUMMARIES, plan->summaries_bytes, false},
         [PIECE_LOGITS] = {MEM_WORKSPACE, plan->logits_bytes, false},
         [PIECE_ACTIVE_KV] = {MEM_ACTIVE_KV, plan->active_kv_bytes, true},

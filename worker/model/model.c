@@ -41,7 +41,8 @@ int model_open(const struct model_open_params *p, struct model **ret_model, stru
     m->device = p->device;
     m->stream = p->stream;
     int r = weight_source_open(p->path, &source, err);
-    if (r < 0 || (r = load_config(p->path, &source, &m->config, err)) < 0 || (r = load_weights(p, &source, m, err)) < 0)
+    if (r < 0 || (r = load_config(p->path, &source, &m->config, err)) < 0 || (r = load_weights(p, &source, m, err)) < 0 ||
+        (r = model_key_bias_split(m, err)) < 0)
         goto fail;
     weight_source_close(&source);
     *ret_model = m;
@@ -56,6 +57,7 @@ void model_close(struct model *model)
 {
     if (!model)
         return;
+    model_key_bias_fini(model);
     model_weights_fini(&model->weights, model->dev, model->device);
     free(model);
 }
@@ -91,5 +93,7 @@ void model_fingerprint(const struct model *model, enum kv_format format, int tp_
     hash_double(&hash, c->rope.factor);
     for (int i = 0; i < c->rope.n_freqs; i++)
         hash_double(&hash, c->rope.inv_freq[i]);
+    if (model->key_bias.n_pairs)
+        crypto_generichash_update(&hash, model->key_bias.digest, KEY_BIAS_DIGEST_BYTES);
     crypto_generichash_final(&hash, ret_fingerprint, FINGERPRINT_BYTES);
 }

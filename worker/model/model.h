@@ -18,11 +18,13 @@
 #include "proto/block_key.h"
 #include "proto/block_layout.h"
 #include "worker/model/model_config.h"
+#include "worker/model/model_key_bias.h"
 #include "worker/model/model_weights.h"
 
 struct model {
     struct model_config config;
     struct model_weights weights;
+    struct model_key_bias key_bias; /* large key biases are here and no longer in the weights */
     const struct device_ops *dev; /* borrowed, like device and stream: they outlive the model */
     const struct kernel_ops *ops;
     struct device *device;
@@ -43,7 +45,7 @@ struct model_open_params {
 int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err);
 void model_close(struct model *model); /* NULL is fine */
 
-/* Identity of the KV that this model makes (docs/design.md, block identity): weights, layer and head geometry, RoPE, block format and layout version, tensor-parallel degree and rank. */
+/* Identity of the KV that this model makes (docs/design.md, block identity): weights, layer and head geometry, RoPE, key biases kept out, block format and layout version, tensor-parallel degree and rank. */
 void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES]);
 
 /* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v with gate, up. */
@@ -69,7 +71,8 @@ void model_workspace_fini(struct model_workspace *ws, const struct model *model)
 int model_embed(const struct model *model, const int32_t *ids, int n, float *x);
 /* cos and sin for positions[n]: [n, head_dim / 2, 2]. Serves every layer. */
 int model_rope_table(const struct model *model, const int32_t *positions, int n, float *table);
-/* Norm, projections, RoPE and rotation of x [n, dim], n <= n_max. Token i's K and V go to dst[i] (bf16); its Q stays in ws->q. */
+/* Norm, projections, RoPE and rotation of x [n, dim], n <= n_max. Token i's K and V go to dst[i] (bf16), K without the biases of marked pairs (model_key_bias.h): whoever
+ * attends passes the layer's struct key_bias. Its Q stays in ws->q. */
 int model_layer_qkv(const struct model *model, int layer, const float *x, int n, const float *rope_table, const struct kv_dst *dst,
                     struct model_workspace *ws);
 /* x += attn_out Wo^T; x += MLP(norm(x)). In place on x [n, dim], n <= n_max. */

@@ -1,5 +1,6 @@
 #include "worker/model/model_weights.h"
 #include "proto/base/base_assert.h"
+#include "worker/model/model_key_bias.h"
 #include <errno.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -301,7 +302,7 @@ int model_weights_measure(const struct model_weights_params *p, enum weight_dtyp
             device_bytes += l.wanted[i].matrix ? p->ops->weight_bytes(t->dtype, t->n_rows, t->n_cols) : (size_t)t->n_cols * sizeof(float);
     }
     if (r >= 0)
-        *ret_size = (struct model_weights_size){.file_bytes = weights.file_bytes, .device_bytes = device_bytes};
+        *ret_size = (struct model_weights_size){.file_bytes = weights.file_bytes, .device_bytes = device_bytes + model_key_bias_bytes(p->config)};
 fail:
     free(weights.layers);
     free(l.wanted);

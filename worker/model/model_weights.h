@@ -15,7 +15,7 @@ struct model_linear {
 struct model_layer_weights {
     float *attn_norm, *ffn_norm; /* [dim] */
     struct model_linear q;       /* [n_heads * head_dim, dim] */
-    struct model_linear k, v;    /* [n_kv_heads * head_dim, dim] */
+    struct model_linear k, v;    /* [n_kv_heads * head_dim, dim]; of k's bias what model_key_bias.h leaves in the key */
     struct model_linear o;       /* [dim, n_heads * head_dim] */
     struct model_linear gate, up; /* [ffn_dim, dim] */
     struct model_linear down;    /* [dim, ffn_dim] */

@@ -7,7 +7,8 @@
  * K is what the cache holds everywhere in the system: bf16, RoPE applied, rotated by Hadamard (proto/block_layout.h). lab_keys.h leads back to the bases in which other
  * methods quantize.
  *
- * CPU device only: methods read device memory as it is. Owner thread of the device. Errors: those of the ops; -ENOMEM; -EINVAL for tokens outside the vocabulary. */
+ * CPU device only: methods read device memory as it is. Owner thread of the device. Errors: those of the ops; -ENOMEM; -EINVAL for tokens outside the vocabulary;
+ * -ENOTSUP for a model whose key biases are kept out of its keys (kernels.h, struct key_bias): others have them in what they quantize. */
 #pragma once
 #include "worker/cache/selector.h"
 #include "worker/model/model.h"

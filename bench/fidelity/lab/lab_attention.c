@@ -99,7 +99,7 @@ int lab_attend_heads(const struct lab_layer *l, const struct lab_head_rows *head
     fill_items(l, 0, l->n_new, items);
     for (int i = 0; i < l->n_new * l->n_kv_heads; i++) {
         const struct lab_head_rows *head = &heads[i % l->n_kv_heads];
-        items[i].rows[0] = (struct kv_rows){head->k, head->v, head->n};
+        items[i].rows[0] = (struct kv_rows){.k = head->k, .v = head->v, .n = head->n};
         l->counters->attended += head->n;
     }
     l->counters->attended += count_new(l);
@@ -186,7 +186,7 @@ static void gather_item(const struct lab_layer *l, const struct lab_choice *c, s
         const int first = chosen[i] * c->unit, end = first + c->unit < l->n_rows ? first + c->unit : l->n_rows;
         n += copy_flagged(l, fast, 0, c->slow_k + base, c->slow_v + base, first, end, k + n * d, v + n * d);
     }
-    g->items[at].rows[0] = (struct kv_rows){k, v, n};
+    g->items[at].rows[0] = (struct kv_rows){.k = k, .v = v, .n = n};
     l->counters->attended += n;
     l->counters->bytes_slow += (n - n_fast) * c->slow_row_bytes;
 }

@@ -277,6 +277,8 @@ int lab_prefill(const struct lab_prefill_params *params, struct lab_context **re
     struct lab_prefill_params p = *params;
     if (!valid(&p))
         return -EINVAL;
+    if (p.model->key_bias.n_pairs)
+        return -ENOTSUP;
     p.chunk = p.chunk < p.n ? p.chunk : p.n;
     struct lab_context *ctx = calloc(1, sizeof *ctx);
     if (!ctx)
