@@ -3,13 +3,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include <errno.h>
 
-#define MISSING "attn_prefill, attn_decode, page_summaries, window_scores, keydiff_scores, attn_column_sums, sample, and a worker that keeps its arrays in device memory"
-
-static int no_attn_prefill(struct stream *s, const struct attn_prefill_params *p)
-{
-    (void)s, (void)p;
-    return -ENOTSUP;
-}
+#define MISSING "attn_decode, page_summaries, window_scores, keydiff_scores, attn_column_sums, sample, and a worker that keeps its arrays in device memory"
 
 static int no_attn_decode(struct stream *s, struct attn_decode_params *p)
 {
@@ -65,7 +59,7 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .silu_mul = cuda_silu_mul,
         .rope_table = cuda_rope_table,
         .qkv_finish = cuda_qkv_finish,
-        .attn_prefill = no_attn_prefill,
+        .attn_prefill = cuda_attn_prefill,
         .attn_decode = no_attn_decode,
         .page_summaries = no_page_summaries,
         .window_scores = no_window_scores,

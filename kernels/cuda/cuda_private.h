@@ -77,6 +77,7 @@ int cuda_rmsnorm(struct stream *s, const float *x, const float *gamma, float eps
 int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
 int cuda_rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
 int cuda_qkv_finish(struct stream *s, const struct qkv_params *p);
+int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p);
 int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended);
 int cuda_block_decode(struct stream *s, const struct block_params *p);
 int cuda_gather_rows(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);

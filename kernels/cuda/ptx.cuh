@@ -6,6 +6,8 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
+/* In front of a loop whose indices must be constants, so that arrays stay in registers. */
+#define UNROLL _Pragma("unroll")
 /* The value is the launch's cudaError_t. */
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) (kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 #define DYNAMIC_SHARED(type, name)                              \

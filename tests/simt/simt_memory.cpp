@@ -129,7 +129,7 @@ bool memory_is_device_address(const void *address)
 }
 
 /* A word that is the address of mapped host memory which is not pinned. */
-void check_argument(const LaunchShape &shape, int index, const void *argument, size_t bytes)
+void check_argument(const LaunchShape &shape, int index, const void *argument, size_t bytes, bool is_pointer)
 {
     for (size_t i = 0; i + sizeof(void *) <= bytes; i += sizeof(void *)) {
         uintptr_t word;
@@ -141,7 +141,7 @@ void check_argument(const LaunchShape &shape, int index, const void *argument, s
             continue;
         if (memory_is_device_address((void *)word)) {
             /* One past the end is an address that code may form. */
-            if (memory_find((void *)(word - 1), &left) == MEMORY_UNKNOWN)
+            if (is_pointer && memory_find((void *)(word - 1), &left) == MEMORY_UNKNOWN)
                 report("a pointer to device memory that is freed or was never allocated", where);
         } else if (mincore((void *)(word & ~(page_bytes - 1)), page_bytes, &resident) == 0) {
             report("a kernel gets a pointer to host memory", where);

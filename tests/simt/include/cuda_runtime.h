@@ -53,8 +53,9 @@ struct LaunchShape {
 };
 /* `pack` holds the copied arguments, call(pack) is one thread's run of the kernel. */
 cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack, void (*call)(void *));
-/* Reports a pointer that the GPU could not follow among the argument's words. */
-void check_argument(const LaunchShape &shape, int index, const void *argument, size_t bytes);
+/* Reports a pointer that the GPU could not follow among the argument's words. In a struct (not a plain pointer) some words are numbers and padding: there the check is
+ * narrower. */
+void check_argument(const LaunchShape &shape, int index, const void *argument, size_t bytes, bool is_pointer);
 
 /* Arguments are copied at launch, as on the GPU. */
 template <class... P, class... A> cudaError_t launch(LaunchShape shape, void (*kernel)(P...), A &&...args)
@@ -67,7 +68,7 @@ template <class... P, class... A> cudaError_t launch(LaunchShape shape, void (*k
     shape.function = reinterpret_cast<const void *>(kernel);
     std::apply([&](const auto &...argument) {
         int index = 0;
-        (check_argument(shape, index++, &argument, sizeof argument), ...);
+        (check_argument(shape, index++, &argument, sizeof argument, std::is_pointer<std::decay_t<decltype(argument)>>::value), ...);
     }, pack->arguments);
     return enqueue_kernel(shape, pack, [](void *p) { std::apply(static_cast<Pack *>(p)->kernel, static_cast<Pack *>(p)->arguments); });
 }
@@ -135,6 +136,7 @@ void copy_wait(unsigned n_groups_left);
 
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     ::simt::launch(::simt::LaunchShape{#kernel, nullptr, dim3(grid), dim3(block), (size_t)(shared_bytes), (stream)}, kernel, ##__VA_ARGS__)
+#define UNROLL
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(::simt::self->dynamic_shared)
 
 /* ---- barriers and fences ---- */
