@@ -280,7 +280,7 @@ static void stream_scratch(struct stream *s, void *memory, size_t bytes)
 
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory)
 {
-    const size_t aligned = (256 - ((uintptr_t)s->scratch & 255)) & 255;
+    const size_t aligned = -(uintptr_t)s->scratch & (CUDA_TEMP_ALIGN - 1);
     ASSERT(!s->overflow && s->scratch_used == 0);
     if (s->scratch && aligned + bytes <= s->scratch_bytes) {
         s->scratch_used = aligned + bytes;

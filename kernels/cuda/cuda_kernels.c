@@ -3,7 +3,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include <errno.h>
 
-#define MISSING "attn_decode, page_summaries, window_scores, keydiff_scores, attn_column_sums, sample, and a worker that keeps its arrays in device memory"
+#define MISSING "attn_decode, page_summaries, window_scores, keydiff_scores, attn_column_sums, and a worker that keeps its arrays in device memory"
 
 static int no_attn_decode(struct stream *s, struct attn_decode_params *p)
 {
@@ -35,17 +35,12 @@ static int no_attn_column_sums(struct stream *s, const struct column_sum_params 
     return -ENOTSUP;
 }
 
-static int no_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
-{
-    (void)s, (void)logits, (void)n_vocab, (void)p, (void)ret;
-    return -ENOTSUP;
-}
-
-/* What is there so far takes nothing but the fixed scratch. */
+/* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
-    (void)s, (void)bounds;
-    return 0;
+    const size_t sample = sizeof(float) * (size_t)bounds->n_vocab + CUDA_TEMP_ALIGN;
+    (void)s;
+    return sample;
 }
 
 const struct kernel_ops *cuda_kernel_ops(void)
@@ -70,7 +65,7 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .block_encode = cuda_block_encode,
         .block_decode = cuda_block_decode,
         .scratch_bytes = scratch_bytes,
-        .sample = no_sample,
+        .sample = cuda_sample,
     };
     return &ops;
 }

@@ -13,6 +13,7 @@ enum {
     CUDA_ARGS_MAX_BYTES = CUDA_ARGS_BYTES / 4, /* of one of them: so the last three stay intact whatever wraps */
     CUDA_FIXED_SCRATCH_BYTES = 32 << 20,  /* of the device, for GEMM operands */
     CUDA_BLAS_WORKSPACE_BYTES = 32 << 20, /* cuBLAS asks for as much on Hopper; given to it, so that it allocates nothing of its own */
+    CUDA_TEMP_ALIGN = 256,
     CUDA_MAX_REGISTERED = 16,
 };
 
@@ -56,7 +57,7 @@ int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret
 /* Waits for everything submitted. */
 int stream_wait_idle(struct stream *s);
 
-/* Scratch for one op, 256-byte aligned: one piece at a time. stream_temp_end when all work on it has been submitted. */
+/* Scratch for one op, CUDA_TEMP_ALIGN aligned (the stream's own may lose as much to it): one piece at a time. stream_temp_end when all work on it has been submitted. */
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory);
 int stream_temp_end(struct stream *s, int result);
 
@@ -78,6 +79,7 @@ int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t 
 int cuda_rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
 int cuda_qkv_finish(struct stream *s, const struct qkv_params *p);
 int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p);
+int cuda_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
 int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended);
 int cuda_block_decode(struct stream *s, const struct block_params *p);
 int cuda_gather_rows(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);

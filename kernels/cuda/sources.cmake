@@ -14,6 +14,7 @@ set(CUDA_BACKEND_CU
   qkv_finish.cu
   rmsnorm.cu
   rope_table.cu
+  sample.cu
   silu_mul.cu
   topk.cu
   weight_pack.cu

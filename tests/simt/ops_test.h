@@ -45,3 +45,4 @@ void test_ops_matmul(struct ops_test *t);
 void test_ops_blocks(struct ops_test *t);
 void test_ops_select(struct ops_test *t);
 void test_ops_attention(struct ops_test *t);
+void test_ops_sample(struct ops_test *t);

@@ -164,9 +164,10 @@ inline int __reduce_min_sync(unsigned m, int v) { return (int)simt::vote(simt::r
 /* ---- atomics ---- */
 inline int atomicAdd(int *p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
 inline unsigned atomicAdd(unsigned *p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
-inline unsigned atomicMax(unsigned *p, unsigned v)
+inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+template <class T> T atomicMax(T *p, T v)
 {
-    unsigned old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    T old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
     while (old < v && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
     return old;
 }
