@@ -44,3 +44,44 @@ DEVICE void page_read(const struct subpage_layout &l, const uint8_t *page, int d
         v[i] = page_value(l, page, d, i / d, i % d);
     }
 }
+
+/* Four codes of a word as bf16 values to four places `stride` apart. */
+DEVICE void page_store4(uint16_t *to, int stride, uint32_t word, float step, float min)
+{
+    UNROLL for (int i = 0; i < 4; i++)
+        to[i * stride] = bf16_from_float(fmaf(step, (float)(word >> 8 * i & 255), min));
+}
+
+/* A whole sub-page to shared rows [16, ld], by one warp, a 32-bit word of codes a lane. Values as page_read gives them. */
+DEVICE void page_to_tile(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *k, uint16_t *v)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t *key_words = reinterpret_cast<const uint32_t *>(page + l.keys), *value_words = reinterpret_cast<const uint32_t *>(page + l.values);
+    if (l.format == KV_FORMAT_BF16) {
+        for (int i = lane; i < SUBPAGE_TOKENS * d / 2; i += 32) {
+            *reinterpret_cast<uint32_t *>(k + i % SUBPAGE_TOKENS * ld + i / SUBPAGE_TOKENS * 2) = key_words[i];
+            *reinterpret_cast<uint32_t *>(v + 2 * i / d * ld + 2 * i % d) = value_words[i];
+        }
+        return;
+    }
+    for (int i = lane; i < SUBPAGE_TOKENS * d / 4; i += 32) {
+        const int t = i % SUBPAGE_TOKENS; /* the same in every round: 32 is a multiple of 16 */
+        page_store4(k + t * ld + i / SUBPAGE_TOKENS * 4, 1, key_words[i], fp16_to_float(page_fp16(page, l.key_step, t)), fp16_to_float(page_fp16(page, l.key_min, t)));
+    }
+    if (l.format == KV_FORMAT_K8V8) {
+        for (int i = lane; i < SUBPAGE_TOKENS * d / 4; i += 32) {
+            const int t = 4 * i / d, c = 4 * i % d, at = c / VALUE_GROUP * SUBPAGE_TOKENS + t;
+            page_store4(v + t * ld + c, 1, value_words[i], fp16_to_float(page_fp16(page, l.value_step, at)), fp16_to_float(page_fp16(page, l.value_min, at)));
+        }
+        return;
+    }
+    for (int i = lane; i < 2 * d; i += 32) { /* a channel's codes of eight tokens: four in the low nibbles, four in the high ones */
+        const int t0 = i / d * 8, c = i % d;
+        const uint32_t word = value_words[i];
+        UNROLL for (int j = 0; j < 8; j++) {
+            const int t = t0 + j, at = c / VALUE_GROUP * SUBPAGE_TOKENS + t;
+            const uint32_t code = word >> (j % 4 * 8 + j / 4 * 4) & 15;
+            v[t * ld + c] = bf16_from_float(fmaf(fp16_to_float(page_fp16(page, l.value_step, at)), (float)code, fp16_to_float(page_fp16(page, l.value_min, at))));
+        }
+    }
+}

@@ -3,13 +3,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include <errno.h>
 
-#define MISSING "attn_decode, page_summaries, window_scores, keydiff_scores, attn_column_sums, and a worker that keeps its arrays in device memory"
-
-static int no_attn_decode(struct stream *s, struct attn_decode_params *p)
-{
-    (void)s, (void)p;
-    return -ENOTSUP;
-}
+#define MISSING "page_summaries, window_scores, keydiff_scores, attn_column_sums, and a worker that keeps its arrays in device memory"
 
 static int no_page_summaries(struct stream *s, const struct page_summary_params *p)
 {
@@ -38,9 +32,9 @@ static int no_attn_column_sums(struct stream *s, const struct column_sum_params 
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
-    const size_t sample = sizeof(float) * (size_t)bounds->n_vocab + CUDA_TEMP_ALIGN;
+    const size_t sample = sizeof(float) * (size_t)bounds->n_vocab, decode = cuda_attn_decode_scratch(bounds);
     (void)s;
-    return sample;
+    return (sample > decode ? sample : decode) + CUDA_TEMP_ALIGN;
 }
 
 const struct kernel_ops *cuda_kernel_ops(void)
@@ -55,7 +49,7 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .rope_table = cuda_rope_table,
         .qkv_finish = cuda_qkv_finish,
         .attn_prefill = cuda_attn_prefill,
-        .attn_decode = no_attn_decode,
+        .attn_decode = cuda_attn_decode,
         .page_summaries = no_page_summaries,
         .window_scores = no_window_scores,
         .keydiff_scores = no_keydiff_scores,

@@ -78,6 +78,8 @@ int cuda_rmsnorm(struct stream *s, const float *x, const float *gamma, float eps
 int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
 int cuda_rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
 int cuda_qkv_finish(struct stream *s, const struct qkv_params *p);
+int cuda_attn_decode(struct stream *s, struct attn_decode_params *p);
+size_t cuda_attn_decode_scratch(const struct op_bounds *b);
 int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p);
 int cuda_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
 int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended);

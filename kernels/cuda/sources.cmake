@@ -5,6 +5,7 @@ set(CUDA_BACKEND_C
   cuda_kernels.c
 )
 set(CUDA_BACKEND_CU
+  attn_decode.cu
   attn_prefill.cu
   block_decode.cu
   block_encode.cu

@@ -47,6 +47,13 @@ void *ops_test_download(struct ops_test *t, const void *device, size_t bytes)
     return host;
 }
 
+void ops_test_free_buffers(struct ops_test *t)
+{
+    t->gpu_backend->device->stream_sync(t->gpu);
+    for (; t->n_buffers > 0; t->n_buffers--)
+        t->gpu_backend->device->free(t->gpu_device, t->buffers[t->n_buffers - 1]);
+}
+
 double ops_test_uniform(struct ops_test *t, double low, double high)
 {
     uint64_t z = t->random += 0x9E3779B97F4A7C15ull;
@@ -149,14 +156,13 @@ static void run(struct ops_test *t, const char *name, void (*test)(struct ops_te
     t->test = name;
     t->random = 1;
     test(t);
-    for (; t->n_buffers > 0; t->n_buffers--)
-        t->gpu_backend->device->free(t->gpu_device, t->buffers[t->n_buffers - 1]);
+    ops_test_free_buffers(t);
     printf("%s %s: %d checks\n", t->n_failed == failed_before ? "ok  " : "FAIL", name, t->n_checks - checks_before);
 }
 
 static const struct { const char *name; void (*run)(struct ops_test *); } tests[] = {
     {"device", test_ops_device}, {"elementwise", test_ops_elementwise}, {"matmul", test_ops_matmul}, {"blocks", test_ops_blocks}, {"select", test_ops_select}, {"attention", test_ops_attention},
-    {"sample", test_ops_sample},
+    {"decode", test_ops_decode}, {"sample", test_ops_sample},
 };
 
 /* ops_test [NAME]...: all groups, or those named. Exit status 0: all passed, 1: a check failed, 2: it could not run. */

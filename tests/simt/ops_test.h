@@ -4,7 +4,7 @@
 #include "kernels/backend.h"
 #include <stddef.h>
 
-enum { OPS_TEST_BUFFERS = 64 };
+enum { OPS_TEST_BUFFERS = 128 };
 
 struct ops_test {
     const struct kernel_backend *gpu_backend, *cpu_backend;
@@ -23,6 +23,7 @@ void *ops_test_room(struct ops_test *t, size_t bytes);
 void *ops_test_upload(struct ops_test *t, const void *src, size_t bytes);
 /* To new host memory, after everything submitted. */
 void *ops_test_download(struct ops_test *t, const void *device, size_t bytes);
+void ops_test_free_buffers(struct ops_test *t); /* before the test ends */
 void *ops_test_alloc(size_t bytes); /* 64-byte aligned host memory, filled with 0xFF */
 
 /* Deterministic inputs. */
@@ -46,3 +47,4 @@ void test_ops_blocks(struct ops_test *t);
 void test_ops_select(struct ops_test *t);
 void test_ops_attention(struct ops_test *t);
 void test_ops_sample(struct ops_test *t);
+void test_ops_decode(struct ops_test *t);

@@ -1,0 +1,267 @@
+/* Decode attention of one token: fast rows, scores of the slow sub-pages, the choice, the chosen pages, the merge (kernels.h has the formula), for all items of a call in five kernels:
+ *
+ *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_parts.cuh
+ *   score   log-sum-exp of every page by the 2-bit index         dp4a, attn_index.cuh
+ *   choose  masses, the fetch_pages largest                      one block an item, radix_select.cuh
+ *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores
+ *   merge   all partials of an item by log-sum-exp               a block a head
+ *
+ * Items that attend every page, or the newest ones, skip score and choose. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
+ * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU about 1e-5; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
+ * of nearly equal mass.
+ * Scorers index2 and recent, pages alone (no fetch_blocks), head dims 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `pages` is device memory; `items` is the host's, and ret_chosen too:
+ * with it the call waits. */
+#include "kernels/cuda/attn_decode_parts.cuh"
+#include "kernels/cuda/attn_index.cuh"
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/radix_select.cuh"
+#include <errno.h>
+#include <string.h>
+
+/* log-sum-exp over everything that a head may attend, by the whole block. */
+DEVICE float head_total(const struct decode_args &a, const struct decode_item &item, int h, float *part)
+{
+    const int n_rows = item.n_row_parts[0] + item.n_row_parts[1], lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    float m = -INFINITY, l = 0;
+    for (int i = (int)threadIdx.x; i < n_rows + item.n_pages; i += CHOOSE_THREADS)
+        m = fmaxf(m, i < n_rows ? item.ml[2 * (i * a.group + h)] : item.e[(int64_t)(i - n_rows) * a.group + h]);
+    m = warp_max(m);
+    if (lane == 0)
+        part[warp] = m;
+    __syncthreads();
+    m = warp_max(lane < CHOOSE_THREADS / 32 ? part[lane] : -INFINITY);
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < n_rows + item.n_pages; i += CHOOSE_THREADS) {
+        if (i < n_rows)
+            l = fmaf(exp_nonpositive(item.ml[2 * (i * a.group + h)] - m), item.ml[2 * (i * a.group + h) + 1], l);
+        else
+            l += exp_nonpositive(item.e[(int64_t)(i - n_rows) * a.group + h] - m);
+    }
+    return m + log_float(block_sum(l, part));
+}
+
+__global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const struct decode_args a)
+{
+    __shared__ struct radix_shared radix;
+    __shared__ float part[32], total[DECODE_GROUP_MAX];
+    const struct decode_item &item = a.items[blockIdx.x];
+    if (!item.scored)
+        return;
+    for (int h = 0; h < a.group; h++) {
+        const float t = head_total(a, item, h, part);
+        if (threadIdx.x == 0)
+            total[h] = t;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS) {
+        float mass = 0;
+        for (int h = 0; h < a.group; h++)
+            mass += exp_nonpositive(item.e[(int64_t)i * a.group + h] - total[h]);
+        item.mass[i] = mass / (float)a.group;
+    }
+    __syncthreads();
+    radix_find(&radix, item.mass, item.n_pages, item.n_chosen);
+    radix_collect(&radix, item.mass, item.n_pages, item.chosen);
+}
+
+/* A head of an item a block, a thread a dim. */
+__global__ void decode_merge_kernel(const struct decode_args a)
+{
+    const struct decode_item &item = a.items[blockIdx.y];
+    const int h = (int)blockIdx.x, c = (int)threadIdx.x, d = a.head_dim;
+    float m = -INFINITY, l = 0, sum = 0;
+    if (c >= d)
+        return;
+    for (int i = 0; i < item.n_parts; i++)
+        m = fmaxf(m, item.ml[2 * (i * a.group + h)]);
+    for (int i = 0; i < item.n_parts; i++) {
+        const float weight = exp_nonpositive(item.ml[2 * (i * a.group + h)] - m);
+        l = fmaf(weight, item.ml[2 * (i * a.group + h) + 1], l);
+        sum = fmaf(weight, item.o[((int64_t)i * a.group + h) * d + c], sum);
+    }
+    item.out[h * d + c] = l > 0 ? sum / l : 0.0f;
+}
+
+/* ---- host ---- */
+
+/* Takes the next 256-byte aligned piece. With a NULL base only the size is counted. */
+static void *take(uint8_t *base, size_t *used, size_t bytes)
+{
+    void *piece = base ? base + *used : nullptr;
+    *used += (bytes + 255) & ~(size_t)255;
+    return piece;
+}
+
+/* Counts and scratch of one item; returns the scratch's size. */
+static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, int group, int d, uint8_t *base)
+{
+    size_t used = 0;
+    *to = {};
+    to->q = from->q;
+    to->out = from->out;
+    to->pages = from->pages;
+    to->n_pages = from->n_pages;
+    to->n_chosen = from->n_pages < from->fetch_pages ? from->n_pages : from->fetch_pages;
+    to->first_page = from->n_pages - to->n_chosen;
+    to->scored = scorer != PAGE_SCORER_RECENT && to->n_chosen > 0 && to->n_chosen < from->n_pages;
+    for (int r = 0; r < 2; r++) {
+        to->rows[r] = from->rows[r];
+        to->n_row_parts[r] = (int)ceil_div64(from->rows[r].n, DECODE_ROWS);
+    }
+    to->n_parts = to->n_row_parts[0] + to->n_row_parts[1] + (int)ceil_div64(to->n_chosen, DECODE_PAGES);
+    const size_t parts = (size_t)to->n_parts * (size_t)group, pages = to->scored ? (size_t)from->n_pages : 0;
+    to->ml = (float *)take(base, &used, parts * 2 * sizeof(float));
+    to->o = (float *)take(base, &used, parts * (size_t)d * sizeof(float));
+    to->e = (float *)take(base, &used, pages * (size_t)group * sizeof(float));
+    to->mass = (float *)take(base, &used, pages * sizeof(float));
+    to->chosen = (int32_t *)take(base, &used, to->scored ? (size_t)to->n_chosen * sizeof(int32_t) : 0);
+    return used;
+}
+
+extern "C" size_t cuda_attn_decode_scratch(const struct op_bounds *b)
+{
+    struct attn_decode_item item = {};
+    struct decode_item counted;
+    if (b->n_items == 0)
+        return 0;
+    item.rows[0].n = b->n_rows[0];
+    item.rows[1].n = b->n_rows[1];
+    item.n_pages = b->n_pages;
+    item.fetch_pages = b->fetch_pages;
+    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
+}
+
+/* The most parts and pages that any item has: the grids. */
+struct decode_extent {
+    int row_parts, page_parts, scored_pages;
+};
+
+static struct decode_extent extent_of(const struct decode_item *items, int n)
+{
+    struct decode_extent x = {};
+    for (int i = 0; i < n; i++) {
+        const int rows = items[i].n_row_parts[0] + items[i].n_row_parts[1];
+        x.row_parts = max(x.row_parts, rows);
+        x.page_parts = max(x.page_parts, items[i].n_parts - rows);
+        x.scored_pages = max(x.scored_pages, items[i].scored ? items[i].n_pages : 0);
+    }
+    return x;
+}
+
+template <int D> static int launch_parts(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, bool pages)
+{
+    const size_t shared = decode_shared<D>::ELEMENTS * sizeof(uint16_t);
+    const int n = pages ? x.page_parts : x.row_parts;
+    if (n == 0)
+        return 0;
+    const void *function = pages ? (const void *)decode_pages_kernel<D> : (const void *)decode_rows_kernel<D>;
+    const int r = cuda_error(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    if (r < 0)
+        return r;
+    const dim3 grid((unsigned)n, (unsigned)n_items);
+    if (pages)
+        return cuda_error(LAUNCH((decode_pages_kernel<D>), grid, DECODE_THREADS, shared, s->cuda, a));
+    return cuda_error(LAUNCH((decode_rows_kernel<D>), grid, DECODE_THREADS, shared, s->cuda, a));
+}
+
+static int launch_parts_any(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, bool pages)
+{
+    switch (a.head_dim) {
+    case 64: return launch_parts<64>(s, a, n_items, x, pages);
+    case 80: return launch_parts<80>(s, a, n_items, x, pages);
+    case 96: return launch_parts<96>(s, a, n_items, x, pages);
+    default: return launch_parts<128>(s, a, n_items, x, pages);
+    }
+}
+
+static int launch_all(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x)
+{
+    int r = launch_parts_any(s, a, n_items, x, false);
+    if (r == 0 && x.scored_pages > 0)
+        r = cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_pages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
+    if (r == 0 && x.scored_pages > 0)
+        r = cuda_error(LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s->cuda, a));
+    if (r == 0)
+        r = launch_parts_any(s, a, n_items, x, true);
+    if (r == 0)
+        r = cuda_error(LAUNCH(decode_merge_kernel, dim3((unsigned)a.group, (unsigned)n_items), (unsigned)(a.head_dim + 31) / 32 * 32, 0, s->cuda, a));
+    return r;
+}
+
+/* What was chosen, to the host's lists. */
+static int return_chosen(struct stream *s, struct attn_decode_params *p, const struct decode_item *items)
+{
+    bool wait = false;
+    int r = 0;
+    for (int i = 0; i < p->n_items; i++) {
+        struct attn_decode_item *item = &p->items[i];
+        item->ret_n_chosen = items[i].n_chosen;
+        if (item->ret_chosen && items[i].scored) {
+            wait = true;
+            if (r == 0)
+                r = cuda_error(cudaMemcpyAsync(item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)items[i].n_chosen, cudaMemcpyDeviceToHost, s->cuda));
+        }
+        for (int j = 0; item->ret_chosen && !items[i].scored && j < items[i].n_chosen; j++)
+            item->ret_chosen[j] = items[i].first_page + j;
+    }
+    return r == 0 && wait ? stream_wait_idle(s) : r;
+}
+
+static bool on_16_bytes(const struct kv_rows *rows)
+{
+    return rows->n == 0 || ((uintptr_t)rows->k % 16 == 0 && (uintptr_t)rows->v % 16 == 0);
+}
+
+static int check(const struct attn_decode_params *p)
+{
+    const int d = p->head_dim;
+    if (p->n_items < 0 || p->group < 1 || (unsigned)p->scorer >= PAGE_SCORER_COUNT)
+        return -EINVAL;
+    for (int i = 0; i < p->n_items; i++) {
+        const struct attn_decode_item *item = &p->items[i];
+        if (item->rows[0].n < 0 || item->rows[1].n < 0 || item->n_pages < 0 || item->fetch_pages < 0)
+            return -EINVAL;
+        if (item->n_pages > 0 && (!p->layout || (int)p->layout->head_dim != d))
+            return -EINVAL;
+        if (!on_16_bytes(&item->rows[0]) || !on_16_bytes(&item->rows[1]))
+            return -ENOTSUP;
+    }
+    if (p->group > DECODE_GROUP_MAX || p->n_items > 65535 || p->fetch_blocks || (p->scorer != PAGE_SCORER_INDEX2 && p->scorer != PAGE_SCORER_RECENT))
+        return -ENOTSUP;
+    return d == 64 || d == 80 || d == 96 || d == 128 ? 0 : -ENOTSUP;
+}
+
+extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
+{
+    void *host, *device, *scratch;
+    size_t bytes = 0;
+    int r = check(p);
+    if (r < 0 || p->n_items == 0)
+        return r;
+    const size_t list_bytes = sizeof(struct decode_item) * (size_t)p->n_items;
+    r = stream_args_room(s, list_bytes, &host, &device);
+    if (r < 0)
+        return r;
+    struct decode_item *items = (struct decode_item *)host;
+    for (int i = 0; i < p->n_items; i++)
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->group, p->head_dim, nullptr);
+    r = stream_temp(s, bytes, &scratch);
+    if (r < 0)
+        return r;
+    bytes = 0;
+    for (int i = 0; i < p->n_items; i++)
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->group, p->head_dim, (uint8_t *)scratch + bytes);
+    struct decode_args a = {};
+    a.items = (const struct decode_item *)device;
+    if (p->layout)
+        a.layout = *p->layout;
+    a.group = p->group;
+    a.head_dim = p->head_dim;
+    a.scale = p->scale;
+    r = cuda_error(cudaMemcpyAsync(device, host, list_bytes, cudaMemcpyHostToDevice, s->cuda));
+    if (r == 0)
+        r = launch_all(s, a, p->n_items, extent_of(items, p->n_items));
+    if (r == 0)
+        r = return_chosen(s, p, items);
+    return stream_temp_end(s, r);
+}

@@ -1,0 +1,121 @@
+/* Partials of decode attention on tensor cores (attn_tile.cuh): the query heads of a group are the 16 rows of a tile, unused ones zeros. A block of four warps makes one partial of one item;
+ * each warp attends 16 tokens at a time, and in the end the warps' (m, l, o) are merged through shared memory. Grid [parts, items]; blocks beyond an item's parts leave at once. */
+#pragma once
+#include "kernels/cuda/attn_decode.cuh"
+#include "kernels/cuda/attn_tile.cuh"
+#include "kernels/cuda/block_page.cuh"
+
+/* Shared memory of a partial: queries, then tiles; at the end the warps' results over the tiles. */
+template <int D> struct decode_shared {
+    enum { LD = D + 8, QUERIES = 16 * LD, TILE = 16 * LD, STAGES = 2 };
+    /* bf16 elements: queries and, for each warp, two stages of keys and values */
+    enum { ELEMENTS = QUERIES + DECODE_WARPS * STAGES * 2 * TILE };
+    static_assert(DECODE_WARPS * 16 * (D + 2) * sizeof(float) <= DECODE_WARPS * STAGES * 2 * TILE * sizeof(uint16_t), "results fit where the tiles were");
+};
+
+/* The block's warps as one partial, for the group's heads. */
+template <int D> DEVICE void decode_merge_warps(struct attn_tile_rows<D> &r, uint16_t *tiles, int group, float *ml, float *o)
+{
+    float *part_o = reinterpret_cast<float *>(tiles), *part_ml = part_o + DECODE_WARPS * 16 * D; /* [warps, 16, D], [warps, 16, 2] */
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    attn_tile_sum<D>(r);
+    __syncthreads(); /* nobody reads the tiles any more */
+    UNROLL for (int half = 0; half < 2; half++) {
+        const int row = warp * 16 + lane / 4 + half * 8;
+        UNROLL for (int i = 0; i < D / 8; i++)
+            UNROLL for (int c = 0; c < 2; c++)
+                part_o[row * D + i * 8 + lane % 4 * 2 + c] = r.o[i][2 * half + c];
+        if (lane % 4 == 0) {
+            part_ml[2 * row] = r.m[half];
+            part_ml[2 * row + 1] = r.l[half];
+        }
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < group * D; i += DECODE_THREADS) {
+        const int h = i / D, c = i % D;
+        float m = -INFINITY, l = 0, sum = 0;
+        for (int w = 0; w < DECODE_WARPS; w++)
+            m = fmaxf(m, part_ml[2 * (w * 16 + h)]);
+        for (int w = 0; w < DECODE_WARPS; w++) {
+            const float weight = exp_nonpositive(part_ml[2 * (w * 16 + h)] - m); /* of an empty one 0 */
+            l = fmaf(weight, part_ml[2 * (w * 16 + h) + 1], l);
+            sum = fmaf(weight, part_o[(w * 16 + h) * D + c], sum);
+        }
+        o[i] = sum;
+        if (c == 0) {
+            ml[2 * h] = m;
+            ml[2 * h + 1] = l;
+        }
+    }
+}
+
+template <int D> DEVICE void decode_queries(const struct decode_args &a, const struct decode_item &item, uint16_t *shared, struct attn_tile_rows<D> &r)
+{
+    attn_tile_round<D>(shared, a.group, 16, [&](int h) { return item.q + h * D; });
+    __syncthreads();
+    attn_tile_init<D>(r);
+    attn_tile_queries<D>(r, shared);
+}
+
+/* Up to 256 fast rows; a warp takes every fourth 16 of them, the next ones arriving by cp.async while it computes. */
+template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_rows_kernel(const struct decode_args a)
+{
+    DYNAMIC_SHARED(uint16_t, shared);
+    typedef struct decode_shared<D> S;
+    const struct decode_item &item = a.items[blockIdx.y];
+    const int part = (int)blockIdx.x, run = part >= item.n_row_parts[0], warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (part >= item.n_row_parts[0] + item.n_row_parts[1])
+        return;
+    const struct kv_rows &rows = item.rows[run];
+    const int first = (part - (run ? item.n_row_parts[0] : 0)) * DECODE_ROWS, n = min(rows.n - first, (int)DECODE_ROWS);
+    const uint16_t *k = rows.k + (int64_t)first * D, *v = rows.v + (int64_t)first * D;
+    uint16_t *tiles = shared + S::QUERIES, *own = tiles + warp * S::STAGES * 2 * S::TILE;
+    struct attn_tile_rows<D> r;
+    decode_queries<D>(a, item, shared, r);
+    /* Tokens at, at + 1, ... of this warp's stage; what lies behind the last row becomes zeros. */
+    auto start = [&](int stage, int at) {
+        for (int i = lane; i < 16 * (D / 8); i += 32) {
+            const int row = i / (D / 8), c = i % (D / 8) * 8;
+            const bool there = at + row < n;
+            const int64_t from = there ? (int64_t)(at + row) * D + c : 0;
+            copy_async16(own + stage * 2 * S::TILE + row * S::LD + c, k + from, there);
+            copy_async16(own + (stage * 2 + 1) * S::TILE + row * S::LD + c, v + from, there);
+        }
+        copy_async_commit();
+    };
+    int stage = 0;
+    start(0, warp * 16);
+    for (int at = warp * 16; at < n; at += DECODE_WARPS * 16, stage ^= 1) {
+        start(stage ^ 1, at + DECODE_WARPS * 16);
+        copy_async_wait<1>();
+        __syncwarp();
+        attn_tile_step<D, 16>(r, own + stage * 2 * S::TILE, own + (stage * 2 + 1) * S::TILE, a.scale, [&](int, int key) { return at + key < n; });
+        __syncwarp(); /* the next round copies over this stage */
+    }
+    copy_async_wait<0>();
+    decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, item.o + (int64_t)part * a.group * D);
+}
+
+/* Up to 16 sub-pages; a warp takes every fourth, expands it to bf16 in its part of shared memory and attends it. */
+template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_pages_kernel(const struct decode_args a)
+{
+    DYNAMIC_SHARED(uint16_t, shared);
+    typedef struct decode_shared<D> S;
+    const struct decode_item &item = a.items[blockIdx.y];
+    const int part = (int)blockIdx.x + item.n_row_parts[0] + item.n_row_parts[1], warp = (int)threadIdx.x / 32;
+    if (part >= item.n_parts)
+        return;
+    const int first = (int)blockIdx.x * DECODE_PAGES, n = min(item.n_chosen - first, (int)DECODE_PAGES);
+    uint16_t *tiles = shared + S::QUERIES, *keys = tiles + warp * S::STAGES * 2 * S::TILE, *values = keys + S::TILE;
+    struct attn_tile_rows<D> r;
+    decode_queries<D>(a, item, shared, r);
+    for (int i = warp; i < n; i += DECODE_WARPS) {
+        const struct kv_page &page = item.pages[item.scored ? item.chosen[first + i] : item.first_page + first + i];
+        const uint32_t tokens = page.tokens;
+        page_to_tile(page.sink ? a.layout.sink : a.layout.page, page.page, D, S::LD, keys, values);
+        __syncwarp();
+        attn_tile_step<D, 16>(r, keys, values, a.scale, [&](int, int key) { return (tokens >> key & 1) != 0; });
+        __syncwarp(); /* the next page is written over this one */
+    }
+    decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, item.o + (int64_t)part * a.group * D);
+}

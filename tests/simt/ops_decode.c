@@ -1,0 +1,146 @@
+/* Decode attention: items of several sequences, whose blocks are coded by the CPU and lie in device memory. */
+#include "tests/simt/ops_test.h"
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ITEMS = 3 };
+
+struct decode_case {
+    enum kv_format format;
+    int group, d, n_blocks, n_kept, n_recent, fetch;
+    double kept_share; /* of a page's tokens that are not slow */
+    enum page_scorer scorer;
+};
+
+static const struct decode_case cases[] = {
+    {KV_FORMAT_K8V4, 3, 64, 3, 70, 40, INT_MAX, .2, PAGE_SCORER_INDEX2}, {KV_FORMAT_K8V4, 4, 128, 6, 300, 17, 20, .1, PAGE_SCORER_INDEX2},
+    {KV_FORMAT_K8V8, 16, 96, 2, 1, 0, 5, .4, PAGE_SCORER_INDEX2},        {KV_FORMAT_BF16, 1, 64, 2, 0, 3, 1, 0, PAGE_SCORER_INDEX2},
+    {KV_FORMAT_K8V4, 2, 64, 5, 600, 5, 33, .3, PAGE_SCORER_RECENT},      {KV_FORMAT_K8V4, 7, 64, 2, 20, 20, 0, .1, PAGE_SCORER_INDEX2},
+    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2},      {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2},
+};
+
+/* One item on both sides. What the CPU's points at is the host's, what the GPU's points at the device's. */
+struct decode_pair {
+    struct attn_decode_item cpu, gpu;
+    uint8_t *pool;
+    struct kv_page *pages;
+    uint16_t *k, *v;
+    float *q, *out;
+    int32_t cpu_chosen[64], gpu_chosen[64];
+};
+
+/* Codes n_blocks blocks of random tokens. */
+static void pool_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, struct decode_pair *p)
+{
+    const size_t slice = layout->slice_bytes[1];
+    p->pool = ops_test_alloc(slice * (size_t)(c->n_blocks + 1));
+    for (int b = 0; b < c->n_blocks; b++) {
+        uint16_t *k = ops_test_bf16(t, (size_t)(BLOCK_TOKENS * c->d), 1), *v = ops_test_bf16(t, (size_t)(BLOCK_TOKENS * c->d), 1);
+        const struct block_params params = {.layout = layout, .first = b == 0, .slice = p->pool + slice * (size_t)b, .k = k, .v = v, .head_stride = BLOCK_TOKENS * c->d};
+        t->cpu_ops->block_encode(t->cpu, &params, false);
+        free(k), free(v);
+    }
+}
+
+/* The page list, for a pool at `pool`. Pages without slow tokens stand in it too. */
+static int pages_list(const struct decode_case *c, const struct block_layout *layout, const uint8_t *pool, const uint16_t *tokens, struct kv_page *ret)
+{
+    int n = 0;
+    for (int b = 0; b < c->n_blocks; b++)
+        for (uint32_t sub = 0; sub < BLOCK_SUBPAGES; sub++, n++) {
+            const uint8_t *slice = pool + (size_t)layout->slice_bytes[1] * (size_t)b;
+            ret[n] = (struct kv_page){.page = slice + block_subpage_offset(layout, b == 0, 0, sub), .index = slice + block_index_offset(layout, b == 0, 0, sub), .tokens = tokens[n],
+                                      .sink = b == 0 && sub == 0, .subpage = n};
+        }
+    return n;
+}
+
+static void pair_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, struct decode_pair *p)
+{
+    const size_t d = (size_t)c->d, q_bytes = (size_t)c->group * d * sizeof(float), n_rows = (size_t)(c->n_kept + c->n_recent), row_bytes = n_rows * d * 2;
+    uint16_t tokens[64];
+    pool_make(t, c, layout, p);
+    for (int i = 0; i < c->n_blocks * BLOCK_SUBPAGES; i++) {
+        tokens[i] = 0;
+        for (int bit = 0; bit < SUBPAGE_TOKENS; bit++)
+            tokens[i] |= (uint16_t)((ops_test_uniform(t, 0, 1) >= c->kept_share) << bit);
+        if (i == 9)
+            tokens[i] = 0;
+    }
+    uint8_t *pool = ops_test_upload(t, p->pool, (size_t)layout->slice_bytes[1] * (size_t)(c->n_blocks + 1));
+    p->pages = ops_test_alloc(sizeof *p->pages * 64);
+    const int n_pages = pages_list(c, layout, pool, tokens, p->pages);
+    struct kv_page *gpu_pages = ops_test_upload(t, p->pages, sizeof *p->pages * 64);
+    pages_list(c, layout, p->pool, tokens, p->pages);
+    p->q = ops_test_floats(t, q_bytes / sizeof(float), 3);
+    p->out = ops_test_alloc(q_bytes);
+    p->k = ops_test_bf16(t, n_rows * d + 8, 1), p->v = ops_test_bf16(t, n_rows * d + 8, 1);
+    uint16_t *gk = ops_test_upload(t, p->k, row_bytes + 16), *gv = ops_test_upload(t, p->v, row_bytes + 16);
+    const size_t recent = (size_t)c->n_kept * d;
+    p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{p->k, p->v, c->n_kept}, {p->k + recent, p->v + recent, c->n_recent}}, .pages = p->pages, .n_pages = n_pages,
+                                       .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen};
+    p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room(t, q_bytes), .rows = {{gk, gv, c->n_kept}, {gk + recent, gv + recent, c->n_recent}},
+                                       .pages = gpu_pages, .n_pages = n_pages, .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen};
+}
+
+static void pair_free(struct decode_pair *p)
+{
+    free(p->pool), free(p->pages), free(p->k), free(p->v), free(p->q), free(p->out);
+}
+
+static void decode(struct ops_test *t, const struct decode_case *c)
+{
+    struct block_layout layout = {0};
+    struct decode_pair pairs[ITEMS];
+    struct attn_decode_item cpu[ITEMS], gpu[ITEMS];
+    if (c->n_blocks > 0)
+        ops_test_true(t, "layout", block_layout_init(&layout, c->format, 1, 1, (uint32_t)c->d) == 0);
+    for (int i = 0; i < ITEMS; i++) {
+        pair_make(t, c, &layout, &pairs[i]);
+        cpu[i] = pairs[i].cpu;
+        gpu[i] = pairs[i].gpu;
+    }
+    gpu[1].rows[1].n = cpu[1].rows[1].n = c->n_recent / 2; /* items differ */
+    struct attn_decode_params p = {.items = cpu, .n_items = ITEMS, .layout = c->n_blocks ? &layout : NULL, .group = c->group, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .scorer = c->scorer};
+    t->cpu_ops->attn_decode(t->cpu, &p);
+    p.items = gpu;
+    ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
+    for (int i = 0; i < ITEMS; i++) {
+        float *out = ops_test_download(t, gpu[i].out, (size_t)(c->group * c->d) * sizeof(float));
+        const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
+                                           c->fetch, (int)c->scorer);
+        ops_test_true(t, shape, cpu[i].ret_n_chosen == gpu[i].ret_n_chosen);
+        ops_test_same(t, shape, cpu[i].ret_chosen, gpu[i].ret_chosen, sizeof(int32_t) * (size_t)cpu[i].ret_n_chosen);
+        ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(c->group * c->d), 1e-4);
+        free(out);
+        pair_free(&pairs[i]);
+    }
+}
+
+void test_ops_decode(struct ops_test *t)
+{
+    const struct device_ops *ops = t->gpu_backend->device;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        /* With scratch set aside nothing is allocated. */
+        const struct op_bounds bounds = {.n_heads = cases[i].group, .n_kv_heads = 1, .head_dim = cases[i].d, .n_vocab = 1, .n_items = ITEMS, .n_rows = {cases[i].n_kept, cases[i].n_recent},
+                                         .n_pages = cases[i].n_blocks * BLOCK_SUBPAGES, .fetch_pages = cases[i].fetch, .scorer = cases[i].scorer};
+        const size_t bytes = t->gpu_ops->scratch_bytes(t->gpu, &bounds);
+        struct device_memory_stats stats;
+        if (i % 2 == 0)
+            ops->stream_scratch(t->gpu, ops_test_room(t, bytes), bytes);
+        ops->reset_peaks(t->gpu_device);
+        decode(t, &cases[i]);
+        ops->memory_stats(t->gpu_device, &stats);
+        /* The test's own buffers are still there: a piece that came and went would show in the peak. */
+        ops_test_true(t, "scratch_bytes is what a call takes", i % 2 == 0 ? stats.total_peak == stats.total_now : stats.total_peak <= stats.total_now + bytes);
+        ops->stream_scratch(t->gpu, NULL, 0);
+        ops_test_free_buffers(t);
+    }
+    struct attn_decode_params p = {.n_items = 0, .group = 17, .head_dim = 64};
+    ops_test_true(t, "a group without a kernel", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
+    p.group = 1, p.fetch_blocks = true;
+    ops_test_true(t, "blocks are not chosen", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
+}
