@@ -129,3 +129,40 @@ Test(engine_selectors, test_uneven_budgets_add_up)
     }
     fixture_close(&f);
 }
+
+/* Kept rows of a head with an even share: the budget, less the newest tokens that the recent window holds, or all there is below the window (recent = 0). */
+static int rows_expected(int n_prompt, int budget)
+{
+    const int below = n_prompt / 128 * 128, sinks = budget < 4 ? budget : 4, newest = budget - sinks < 32 ? budget - sinks : 32;
+    const int in_window = newest < n_prompt - below ? newest : n_prompt - below;
+    return below < budget - in_window ? below : budget - in_window;
+}
+
+/* Prompts shorter than a window or than what is mandatory, budgets below and above all there is. */
+Test(engine_selectors, test_odd_prompts_and_budgets)
+{
+    static const int lengths[] = {1, 4, 31, 33, 37, 128, 165, 300}, budgets[] = {3, 36, 37, 100, 5000};
+    struct fixture f;
+    cr_assert(fixture_open(&f, (struct fixture_params){.n_layers = 1}));
+    fixture_tokens(9, tokens, MAX_TOKENS);
+    for (int s = 0; s < FIXTURE_SELECTORS; s++) {
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+            for (size_t b = 0; b < sizeof(budgets) / sizeof(budgets[0]); b++) {
+                struct engine_config config = fixture_config();
+                config.selector = fixture_selectors[s];
+                config.budget = budgets[b];
+                config.recent = 0;
+                struct engine *engine = fixture_engine(&f, &config, NULL);
+                struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = lengths[i], .n_decode = 1});
+                const int want = rows_expected(lengths[i], budgets[b]);
+                int n[TINY_KV_HEADS];
+                count_kept(seq, 1, n);
+                cr_expect(n[0] + n[1] == TINY_KV_HEADS * want, "%s, %d tokens, budget %d: %d + %d rows", config.selector->name, lengths[i], budgets[b], n[0], n[1]);
+                fixture_decode(engine, seq, tokens[lengths[i]]);
+                sequence_free(seq);
+                engine_free(engine);
+            }
+        }
+    }
+    fixture_close(&f);
+}

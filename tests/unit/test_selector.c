@@ -161,6 +161,32 @@ Test(selector, test_streaming_keeps_the_newest)
             cr_assert(indices[h * 10 + i] == 390 + i);
 }
 
+/* The exact line of PyramidKV, its ends as its formula has them, and never a row more or less in all layers together. */
+Test(selector, test_pyramid_budgets)
+{
+    const struct selector_budget known = {.n_layers = 30, .n_keys = 8192, .n_candidates = 8128, .n_free = 2048};
+    cr_expect(selector_pyramidkv.layer_free(&known, 0) == 3994 && selector_pyramidkv.layer_free(&known, 29) == 102);
+    const struct selector_budget clipped = {.n_layers = 30, .n_keys = 8192, .n_candidates = 5000, .n_free = 4000};
+    cr_expect(selector_pyramidkv.layer_free(&clipped, 0) == 5000 && selector_pyramidkv.layer_free(&clipped, 29) == 3000);
+    const struct selector_budget short_prompt = {.n_layers = 30, .n_keys = 4095, .n_candidates = 4000, .n_free = 2048};
+    cr_expect(selector_pyramidkv.layer_free(&short_prompt, 0) == 2048 && selector_pyramidkv.layer_free(&short_prompt, 29) == 2048);
+    for (int n_layers = 1; n_layers < 40; n_layers++) {
+        for (int64_t n_free = 1; n_free < 300; n_free += 7) {
+            for (int64_t n_candidates = n_free; n_candidates < 700; n_candidates += 53) {
+                const struct selector_budget b = {.n_layers = n_layers, .n_keys = 1000, .n_candidates = n_candidates, .n_free = n_free};
+                int64_t total = 0, before = n_candidates;
+                for (int layer = 0; layer < n_layers; layer++) {
+                    const int64_t n = selector_pyramidkv.layer_free(&b, layer);
+                    cr_assert(n >= 0 && n <= before && n <= selector_pyramidkv.head_free_max(4, n_free));
+                    total += n;
+                    before = n;
+                }
+                cr_assert(total == n_layers * n_free, "%d layers of %d: %d", n_layers, (int)n_free, (int)total);
+            }
+        }
+    }
+}
+
 Test(selector, test_find_by_name)
 {
     char names[256], *rest = names, *name;
