@@ -75,6 +75,21 @@ Test(engine_dense, test_all_fetched_in_bf16_is_full_attention)
     }
 }
 
+/* However the layers and heads share the kept rows, what is kept and what is slow make the whole. */
+Test(engine_dense, test_all_fetched_is_full_attention_with_every_selector)
+{
+    for (int i = 0; i < FIXTURE_SELECTORS; i++) {
+        struct engine_config config = fixture_config();
+        double max;
+        config.format = KV_FORMAT_BF16;
+        config.fetch = INT32_MAX;
+        config.budget = 150;
+        config.selector = fixture_selectors[i];
+        const double mean = mean_kl(&config, &max);
+        cr_expect(mean < 3e-9 && max < 1e-6, "%s: KL %g, at most %g", config.selector->name, mean, max);
+    }
+}
+
 /* Formats cost more the fewer bits they have, and dropping costs far more than any of them. */
 Test(engine_dense, test_formats_and_dropping_in_order)
 {

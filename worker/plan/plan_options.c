@@ -30,7 +30,7 @@ static const struct option_spec specs[] = {
      .help = "slow tokens attended per step, layer and KV head"},
     {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_units, .help = "slow tokens chosen together"},
     {.name = "scorer", .kind = OPTION_STR, FIELD(scorer), .fallback = "index2", .metavar = "NAME", .help = "who chooses the slow tokens; some keep summaries of each request on the device"},
-    {.name = "selector", .kind = OPTION_STR, FIELD(selector), .fallback = "snapkv", .metavar = "NAME", 
+    {.name = "selector", .kind = OPTION_STR, FIELD(selector), .fallback = "snapkv", .metavar = "NAME",
      .help = "who chooses the entries that stay in the fast tier: snapkv, pyramidkv, adakv, chunkkv, keydiff, h2o, tova, streaming"},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N", .help = "prompt tokens computed at a time"},
     {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills, .help = "values that prefill attends"},
