@@ -111,6 +111,18 @@ Test(engine_answer, test_goes_on_to_the_bit_in_every_format_and_window)
     }
 }
 
+/* What an answer's blocks are good for when it is over makes no difference while it is made. */
+Test(engine_answer, test_goes_on_when_the_answer_will_be_reused)
+{
+    struct engine_config config = fixture_config();
+    config.reuse_generated = true;
+    float *want = first_worker(&config, 300);
+    cr_expect(second_worker(&config, 300, 700, want) == restorable(300, 700));
+    config.reuse_generated = false;
+    cr_expect(second_worker(&config, 300, 700, want) == restorable(300, 700));
+    free(want);
+}
+
 /* The blocks that are left are a run from the start of the answer, however the store came to lose the others. */
 Test(engine_answer, test_part_of_the_answer_is_gone)
 {
@@ -129,8 +141,7 @@ Test(engine_answer, test_part_of_the_answer_is_gone)
     free(want);
 }
 
-/* What was attended is part of an answer's keys: another budget, window, fetch or end of the prompt does not find them. Nor are they found where a prompt's keys say nothing
- * about how a block came about, or where the exact rows are in no block. */
+/* What was attended is part of an answer's keys: another budget, window, fetch or end of the prompt does not find them. Nor are they found where exact rows are in no block. */
 Test(engine_answer, test_blocks_of_another_configuration_are_not_taken)
 {
     enum { N_PROMPT = 300, KNOWN = 700 };
@@ -144,7 +155,7 @@ Test(engine_answer, test_blocks_of_another_configuration_are_not_taken)
         else if (change == 2)
             other.fetch = 128;
         else if (change == 3)
-            other.reuse_generated = true;
+            other.selector = &selector_streaming;
         else if (change == 4)
             other.values = PREFILL_EXACT;
         else if (change == 5)

@@ -52,12 +52,12 @@ int answer_block_complete(struct sequence *seq)
     return 0;
 }
 
-/* The last token has to be decoded, for its logits. Blocks under a prompt's keys may be those of another run, and exact rows are in no block: then all is decoded again. */
+/* The last token has to be decoded, for its logits. Exact rows are in no block: then all is decoded again. */
 void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *request, uint64_t end_us)
 {
     const struct engine *e = seq->engine;
     const int first = seq->plan.n_prompt_blocks, last = (request->n_prompt + request->n_answer - 1) / BLOCK_TOKENS;
-    if (!e->reuse || e->config.reuse_generated || e->config.answer_stays || last <= first)
+    if (!e->reuse || e->config.answer_stays || last <= first)
         return;
     for (int b = first; b < last; b++)
         block_move_make_key(seq, b);
@@ -69,23 +69,34 @@ void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *r
 }
 
 /* The store drops a block only when it has no children left, so the leases go in reverse. */
-void sequence_discard_answer(struct sequence *seq)
+static void discard_leases(struct sequence *seq, int first)
 {
-    const int first = seq->plan.n_prompt_blocks, n = seq->plan.n_blocks - first;
     struct kv_lease *leases = seq->leases + first;
-    if (!seq->shared || seq->engine->config.reuse_generated)
-        return;
-    /* Pages still point to these blocks: from here on the sequence can only be freed. */
-    seq->phase = SEQUENCE_FAILED;
-    for (int b = first; b < seq->plan.n_blocks; b++)
-        if (seq->blocks[b].place == BLOCK_SEALED)
-            seq->blocks[b].place = BLOCK_ABSENT;
+    const int n = seq->plan.n_blocks - first;
     for (int i = 0; i < n / 2; i++) {
         const struct kv_lease last = leases[n - 1 - i];
         leases[n - 1 - i] = leases[i];
         leases[i] = last;
     }
     kv_client_discard(seq->engine->store, leases, n);
+}
+
+void sequence_retire_answer(struct sequence *seq)
+{
+    const int first = seq->plan.n_prompt_blocks;
+    int n_run = 0;
+    if (!seq->shared)
+        return;
+    while (first + n_run < seq->plan.n_blocks && seq->blocks[first + n_run].place == BLOCK_SEALED)
+        n_run++;
+    /* Pages still point to these blocks: from here on the sequence can only be freed. */
+    seq->phase = SEQUENCE_FAILED;
+    for (int b = first; b < seq->plan.n_blocks; b++)
+        if (seq->blocks[b].place == BLOCK_SEALED)
+            seq->blocks[b].place = BLOCK_ABSENT;
+    if (seq->engine->config.reuse_generated)
+        block_publish_start(seq, first, n_run);
+    discard_leases(seq, first);
 }
 
 static int restore_window(struct sequence *seq, int block)

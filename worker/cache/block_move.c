@@ -23,10 +23,6 @@ void block_move_make_key(struct sequence *seq, int block)
     const struct engine_config *c = &seq->engine->config;
     const struct block_key *parent = block ? &seq->keys[block - 1] : &seq->root;
     const int32_t *tokens = seq->tokens + (size_t)block * BLOCK_TOKENS;
-    if (c->reuse_generated) {
-        block_key_next(parent, tokens, &seq->keys[block]);
-        return;
-    }
     char tag[160];
     const int n = snprintf(tag, sizeof(tag), "selector=%s budget=%d recent=%d fetch_pages=%d unit=%d scorer=%s prompt=%d", c->selector->name, c->budget,
                            c->recent, seq->engine->fetch_pages, c->fetch_unit, c->scorer->name, seq->plan.n_prompt);
@@ -58,7 +54,7 @@ static bool on_granted(struct sequence *seq, int block, struct kv_lease *lease)
     return true;
 }
 
-/* The same key need not mean the same bytes here (with reuse_generated another request may have made the block otherwise), and a sequence must go on with its own. */
+/* The same key means the same bytes; should a store have others, a sequence must go on with its own. */
 static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
     if (memcmp(lease->data, seq->blocks[block].data, lease->length) == 0) {

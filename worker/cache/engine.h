@@ -36,7 +36,7 @@ struct engine_config {
     enum prefill_order order;
     int max_context;            /* tokens a sequence, prompt and answer */
     int max_batch;              /* sequences in one decode step */
-    bool reuse_generated;       /* blocks made while decoding may serve other prompts */
+    bool reuse_generated;       /* blocks made while decoding may serve other prompts, once their answer is over */
     size_t memory_limit;        /* device bytes beyond the weights for admission; 0: no limit */
     uint64_t store_deadline_us; /* for lookups and reservations before prefill */
 };
@@ -90,9 +90,9 @@ int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct
 int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err);
 /* Cancels at any stage; leases are released, reserved blocks abandoned. NULL is fine. */
 void sequence_free(struct sequence *sequence);
-/* Before sequence_free, when nobody will go on with the answer (it is complete, or not wanted any more): its blocks leave the pool, unless another sequence has them or they may serve
- * other prompts. */
-void sequence_discard_answer(struct sequence *sequence);
+/* Before sequence_free, when nobody will go on with the answer (it is complete, or not wanted any more): its blocks leave the pool, unless another sequence has them; with
+ * reuse_generated they get a prompt's keys first, in the background. */
+void sequence_retire_answer(struct sequence *sequence);
 /* One unit of prefill: one chunk of one layer, some cached blocks of a layer, or a layer's selection. 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it. */
 int sequence_prefill_step(struct sequence *sequence);
 /* Logits [vocab] for the token after the last one, valid until the next step of this sequence. */

@@ -140,7 +140,7 @@ struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
     struct block_move *move; /* on its way to the pool, or NULL */
-    bool keep;               /* never moved: values that are not finite, or the pool has other bytes under its key */
+    bool keep;               /* never moved: values that are not finite, or the pool has something else under its key */
 };
 
 /* Keys, lookup, reservation; then private extents for what the pool did not take. Sets n_cached. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
@@ -164,6 +164,8 @@ void block_move_start(struct sequence *seq, int block);
 void block_move_retry(struct sequence *seq);
 /* keys[block] of a block made while decoding, from its parent's. */
 void block_move_make_key(struct sequence *seq, int block);
+/* Blocks first..first+n-1, all sealed, get a prompt's keys; takes their leases over. */
+void block_publish_start(struct sequence *seq, int first, int n);
 /* The sequence goes away; the answer still to come releases what it brings. */
 void block_move_orphan(struct block_move *move);
 

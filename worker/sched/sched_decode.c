@@ -37,7 +37,7 @@ static void finish(struct scheduler *s, struct job *job, enum job_end end, int32
         .decode_us = clock_now_us() - job->prefilled_us,
     };
     job_list_remove(&s->running, job);
-    sequence_discard_answer(job->sequence);
+    sequence_retire_answer(job->sequence);
     job_free(job);
     s->config.sink.finished(s->config.sink.arg, id, &finished);
 }

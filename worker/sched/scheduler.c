@@ -81,7 +81,7 @@ static void cancel(struct scheduler *s, struct job_list *list, struct job *job)
 {
     job_remove(s, list, job);
     if (job->sequence)
-        sequence_discard_answer(job->sequence);
+        sequence_retire_answer(job->sequence);
     job_free(job);
 }
 
