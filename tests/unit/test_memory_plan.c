@@ -147,6 +147,19 @@ Test(memory_plan, test_many_configurations)
     }
 }
 
+/* Tables of key biases are part of the workspace, kept positions part of the fast tier. */
+Test(memory_plan, test_model_with_key_biases)
+{
+    fixture_close(&f);
+    cr_assert(fixture_open(&f, (struct fixture_params){.n_threads = 2, .key_bias = 60}));
+    cr_assert(f.model.config.qkv_bias);
+    for (int order = PREFILL_LAYER_MAJOR; order <= PREFILL_CHUNK_MAJOR; order++) {
+        struct shape s = {.config = fixture_config(), .n_prompt = 600, .max_new = 150};
+        s.config.order = (enum prefill_order)order;
+        run_and_compare(&s);
+    }
+}
+
 Test(memory_plan, test_one_shot_is_one_chunk)
 {
     struct shape s = {.config = fixture_config(), .n_prompt = 777, .max_new = 20};

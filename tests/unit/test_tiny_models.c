@@ -43,6 +43,23 @@ static void read_expected(const char *name, struct expected *e)
     cr_assert_eq(e->map.size, 4 * (size_t)(3 + e->n_tokens + e->n_positions + e->n_positions * e->n_vocab));
 }
 
+/* The weights take what the files' headers say that they will. */
+static void expect_measured(const char *path, const struct dense_device *d)
+{
+    struct device_memory_stats stats;
+    struct model_config config;
+    struct model_weights_size size;
+    struct weight_source source;
+    struct error err = {""};
+    cr_assert(model_config_load(path, &config, &err) >= 0 && weight_source_open(path, &source, &err) >= 0, "%s", err.text);
+    const struct model_weights_params params = {.config = &config, .source = &source, .ops = cpu_kernel_ops()};
+    cr_assert(model_weights_measure(&params, WEIGHT_BF16, &size, &err) >= 0, "%s", err.text);
+    weight_source_close(&source);
+    cpu_device_ops()->memory_stats(d->device, &stats);
+    cr_expect(size.device_bytes == stats.now[MEM_WEIGHTS], "%s: %zu measured, %zu loaded", path, size.device_bytes, stats.now[MEM_WEIGHTS]);
+    cr_expect(size.file_bytes == d->model->weights.file_bytes && size.has_key_bias == d->model->config.qkv_bias);
+}
+
 static float *run(const char *name, const struct expected *e, int chunk, int n_threads, enum cpu_isa isa)
 {
     char path[PATH_MAX];
@@ -52,6 +69,7 @@ static float *run(const char *name, const struct expected *e, int chunk, int n_t
     model_path(name, path);
     dense_open(&d, path, n_threads, isa);
     cr_assert_eq(d.model->config.n_vocab, e->n_vocab);
+    expect_measured(path, &d);
     cr_assert_eq(dense_forward(&d, e->tokens, e->n_tokens, chunk, e->positions, e->n_positions, logits), 0);
     dense_close(&d);
     return logits;

@@ -286,6 +286,7 @@ int model_weights_measure(const struct model_weights_params *p, enum weight_dtyp
 {
     struct model_weights weights = {.n_layers = p->config->n_layers};
     struct loader l = {.p = p, .weights = &weights, .err = err};
+    struct model_config config = *p->config;
     size_t n_max = WANTED_OUTSIDE + (size_t)p->config->n_layers * WANTED_PER_LAYER, device_bytes = 0;
     int r = -ENOMEM;
     l.wanted = calloc(n_max, sizeof(*l.wanted));
@@ -297,12 +298,16 @@ int model_weights_measure(const struct model_weights_params *p, enum weight_dtyp
     want_all(&l);
     r = p->source ? find_all(&l) : find_shapes(&l, dtype);
     for (size_t i = 0; r >= 0 && i < l.n_wanted; i++) {
-        const struct source_tensor *t = &l.wanted[i].found;
-        if (t->data)
-            device_bytes += l.wanted[i].matrix ? p->ops->weight_bytes(t->dtype, t->n_rows, t->n_cols) : (size_t)t->n_cols * sizeof(float);
+        const struct wanted *w = &l.wanted[i];
+        const struct source_tensor *t = &w->found;
+        if (!t->data)
+            continue;
+        device_bytes += w->matrix ? p->ops->weight_bytes(t->dtype, t->n_rows, t->n_cols) : (size_t)t->n_cols * sizeof(float);
+        config.qkv_bias |= w->role == TENSOR_K && w->bias;
     }
     if (r >= 0)
-        *ret_size = (struct model_weights_size){.file_bytes = weights.file_bytes, .device_bytes = device_bytes + model_key_bias_bytes(p->config)};
+        *ret_size = (struct model_weights_size){
+            .file_bytes = weights.file_bytes, .device_bytes = device_bytes + model_key_bias_bytes(&config), .has_key_bias = config.qkv_bias};
 fail:
     free(weights.layers);
     free(l.wanted);

@@ -56,6 +56,7 @@ int model_weights_load(const struct model_weights_params *p, struct model_weight
 struct model_weights_size {
     uint64_t file_bytes; /* of the tensors that would be loaded */
     size_t device_bytes; /* MEM_WEIGHTS once they are */
+    bool has_key_bias;   /* then model_open sets qkv_bias in the configuration, which plans depend on */
 };
 /* What model_weights_load would take, without loading: of the source's tensors, or with a NULL source of the tensors that the configuration must have, its matrices in
  * `dtype`. Of the parameters it uses config, source and ops. Errors as model_weights_load. */

@@ -49,6 +49,8 @@ static int measure_files(const char *path, const struct model_weights_params *pa
     p.source = &source;
     r = model_weights_measure(&p, WEIGHT_BF16, &report->stored, err);
     weight_source_close(&source);
+    if (r >= 0 && report->stored.has_key_bias)
+        report->model.qkv_bias = true;
     return r;
 }
 
