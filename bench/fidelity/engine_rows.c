@@ -6,7 +6,7 @@
     .splits = (const struct fidelity_split[]){__VA_ARGS__}, \
     .n_splits = (int)ARRAY_LEN(((const struct fidelity_split[]){__VA_ARGS__}))
 
-#define ENGINE(...) .run = engine_method_run, .arg = &(const struct engine_method){__VA_ARGS__}
+#define ENGINE(...) .run = engine_method_run, .arg = &(const struct engine_method){__VA_ARGS__}, .arg_bytes = sizeof(struct engine_method)
 
 /* Dropping never reads the slow tier, so the exact format gives it its best. */
 #define DROP(selector_name, ...) \
@@ -20,7 +20,7 @@
     {.name = scorer_name "-16", .text = "snapkv, K8V4, pages of 16 tokens found by " scorer_name, .group = GROUP_SCORER, \
      ENGINE(.selector = "snapkv", .scorer = scorer_name), SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, .importance = 1}, \
     {.name = scorer_name "-128", .text = "snapkv, K8V4, blocks of 128 tokens found by " scorer_name, .group = GROUP_SCORER, \
-     ENGINE(.selector = "snapkv", .scorer = scorer_name, .fetch_unit = BLOCK_TOKENS), SPLITS({256, 256}, {256, 512}), .tasks = ON_KL, .importance = 1}
+     ENGINE(.selector = "snapkv", .scorer = scorer_name, .fetch_unit = BLOCK_TOKENS), SPLITS({256, 256}), .tasks = ON_KL, .importance = 1}
 
 static const struct fidelity_method methods[] = {
     {.name = "full", .text = "full attention, bf16: what all rows are compared with", .group = GROUP_REFERENCE, ENGINE(.selector = "streaming", .format = KV_FORMAT_BF16),
@@ -57,16 +57,19 @@ static const struct fidelity_method methods[] = {
     DEMOTE("h2o", .importance = 1, .cost = 10),
     DEMOTE("streaming", .importance = 1),
 
-    SCORER("index2"),
+    {.name = "index2-16", .text = "snapkv, K8V4, pages of 16 tokens found by index2, the top two bits of the key codes", .group = GROUP_SCORER, ENGINE(.selector = "snapkv"),
+     SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, .importance = 1},
+    {.name = "index2-128", .text = "snapkv, K8V4, blocks of 128 tokens found by index2", .group = GROUP_SCORER,
+     ENGINE(.selector = "snapkv", .fetch_unit = BLOCK_TOKENS), SPLITS({256, 256}), .tasks = ON_KL, .importance = 1},
     SCORER("minmax"),
     SCORER("mean"),
     SCORER("meanvar"),
     SCORER("recent"),
     SCORER("oracle"),
     {.name = "k8v8", .text = "snapkv, 2-bit index, keys and values in 8 bits", .group = GROUP_SCORER, ENGINE(.selector = "snapkv", .format = KV_FORMAT_K8V8),
-     SPLITS({256, 256}, {256, 512}), .tasks = ON_KL, .importance = 1},
+     SPLITS({256, 256}), .tasks = ON_KL, .importance = 1},
     {.name = "bf16", .text = "snapkv, 2-bit index, exact slow tier", .group = GROUP_SCORER, ENGINE(.selector = "snapkv", .format = KV_FORMAT_BF16),
-     SPLITS({256, 256}, {256, 512}), .tasks = ON_KL, .importance = 1},
+     SPLITS({256, 256}), .tasks = ON_KL, .importance = 1},
 
     {.name = "equal-512", .text = "snapkv, 512 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
      SPLITS({0, 512}, {36, 480}, {128, 384}, {256, 256}, {384, 128}), .tasks = ON_KL | ON_RECALL, .importance = 1},

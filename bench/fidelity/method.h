@@ -88,6 +88,7 @@ struct fidelity_method {
     /* Blocks until every row of every case went to the sink. Owner thread of the device. A negative errno fails this row alone. */
     int (*run)(const struct fidelity_method *method, const struct fidelity_run *run, struct fidelity_sink *sink);
     const void *arg;        /* the method's own constants */
+    size_t arg_bytes;       /* of plain data in which equal bytes mean the same thing: then rows that are equal but for their name run once. 0: never */
     unsigned tasks;         /* ON_ bits it can do */
     bool sweep;
     int fetch_per_budget;   /* with sweep: 0, or 1 for F = B */

@@ -132,6 +132,22 @@ struct fidelity_row *row_list_find(struct row_list *list, const char *name, size
     return NULL;
 }
 
+static bool same_method(const struct fidelity_method *a, const struct fidelity_method *b)
+{
+    return a == b || (a->run == b->run && a->arg_bytes && a->arg_bytes == b->arg_bytes && memcmp(a->arg, b->arg, a->arg_bytes) == 0);
+}
+
+const struct fidelity_row *row_list_twin(const struct row_list *list, const struct fidelity_row *row)
+{
+    for (int i = 0; i < list->n; i++) {
+        const struct fidelity_row *other = &list->rows[i];
+        if (other != row && other->result.done && !other->result.error[0] && other->budget == row->budget && other->fetch == row->fetch &&
+            (row->tasks & ~other->tasks) == 0 && same_method(row->method, other->method))
+            return other;
+    }
+    return NULL;
+}
+
 static void add_counts(struct row_result *r, const struct fidelity_counts *c, int n_layers, int n_kv_heads)
 {
     if (c->steps == 0)

@@ -50,6 +50,8 @@ const char *fidelity_group_name(enum fidelity_group group);
 int row_list_make(struct row_list *list, const struct row_filter *filter, struct error *err);
 void row_list_free(struct row_list *list);
 struct fidelity_row *row_list_find(struct row_list *list, const char *name, size_t len);
+/* A row that has run, measures the same and at least as much; NULL when there is none. */
+const struct fidelity_row *row_list_twin(const struct row_list *list, const struct fidelity_row *row);
 void row_result_init(struct row_result *result);
 /* Adds one task's figures. n_layers and n_kv_heads turn sums into averages. */
 void row_result_add(struct row_result *result, const struct case_set *set, struct task_scores *scores, int n_layers, int n_kv_heads);

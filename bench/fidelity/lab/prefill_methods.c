@@ -83,15 +83,15 @@ static const struct fidelity_split everything = {FIDELITY_ALL, 0};
 /* A prompt is prefilled anew for each row, so the larger chunk has few of them. */
 static const struct fidelity_split few[] = {{256, 0}, {1024, 0}};
 
-#define EVICTION(name_, text_, arg_, tasks_, ...) \
+#define EVICTION(name_, text_, arg_, tasks_, importance_, ...) \
     { \
-        .name = name_, .text = text_, .group = GROUP_CONTROL, .run = prefill_run, .arg = arg_, .tasks = tasks_, .cost = 6, .importance = 1, __VA_ARGS__ \
+        .name = name_, .text = text_, .group = GROUP_CONTROL, .run = prefill_run, .arg = arg_, .tasks = tasks_, .cost = 6, .importance = importance_, __VA_ARGS__ \
     }
 static const struct fidelity_method evictions[] = {
-    EVICTION("blockwise-snapkv-512", "immediate eviction: after each chunk of 512 SnapKV cuts the layer's cache to B", &snapkv_512, ON_KL | ON_RECALL, .sweep = true),
-    EVICTION("blockwise-snapkv-2048", "immediate eviction: after each chunk of 2,048 SnapKV cuts the layer's cache to B", &snapkv_2048, ON_KL, .splits = few, .n_splits = 2),
-    EVICTION("recent-512", "immediate eviction: after each chunk of 512 the sinks and the newest B - 4 tokens are left", &recent_512, ON_KL, .sweep = true),
-    EVICTION("recent-2048", "immediate eviction: after each chunk of 2,048 the sinks and the newest B - 4 tokens are left", &recent_2048, ON_KL, .splits = few, .n_splits = 2),
+    EVICTION("blockwise-snapkv-512", "immediate eviction: after each chunk of 512 SnapKV cuts the layer's cache to B", &snapkv_512, ON_KL | ON_RECALL, 1, .sweep = true),
+    EVICTION("blockwise-snapkv-2048", "immediate eviction: after each chunk of 2,048 SnapKV cuts the layer's cache to B", &snapkv_2048, ON_KL, 2, .splits = few, .n_splits = 2),
+    EVICTION("recent-512", "immediate eviction: after each chunk of 512 the sinks and the newest B - 4 tokens are left", &recent_512, ON_KL, 1, .sweep = true),
+    EVICTION("recent-2048", "immediate eviction: after each chunk of 2,048 the sinks and the newest B - 4 tokens are left", &recent_2048, ON_KL, 2, .splits = few, .n_splits = 2),
 };
 const struct fidelity_methods eviction_methods = {evictions, sizeof evictions / sizeof *evictions};
 
