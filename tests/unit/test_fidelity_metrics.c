@@ -216,6 +216,29 @@ Test(fidelity_rows, test_names_are_unique)
     row_list_free(&list);
 }
 
+Test(fidelity_rows, test_equal_rows_run_once)
+{
+    static const int budgets[] = {128, 256};
+    const struct row_filter filter = {.importance_max = 2, .budgets = budgets, .n_budgets = 2, .task_budget = 256, .tasks = ON_ALL};
+    struct row_list list;
+    struct error err;
+    cr_assert_eq(row_list_make(&list, &filter, &err), 0);
+    struct fidelity_row *ran = row_list_find(&list, "default/snapkv@256+256", 22), *same = row_list_find(&list, "demote/snapkv@256+256", 21);
+    struct fidelity_row *other_budget = row_list_find(&list, "demote/snapkv@128+128", 21), *other_selector = row_list_find(&list, "demote/adakv@256+256", 20);
+    cr_assert(ran && same && other_budget && other_selector);
+    cr_assert_null(row_list_twin(&list, same), "nothing has run");
+    ran->result.done = true;
+    cr_assert_eq(row_list_twin(&list, same), ran);
+    cr_assert_null(row_list_twin(&list, other_budget));
+    cr_assert_null(row_list_twin(&list, other_selector));
+    ran->tasks = ON_KL;
+    cr_assert_null(row_list_twin(&list, same), "it measured less");
+    ran->tasks = ON_ALL;
+    snprintf(ran->result.error, sizeof(ran->result.error), "failed");
+    cr_assert_null(row_list_twin(&list, same));
+    row_list_free(&list);
+}
+
 /* ---- results ---- */
 
 static const int budgets_of_results[] = {64};
