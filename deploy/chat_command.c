@@ -183,8 +183,10 @@ static void print_stats(const struct chat *c)
     fprintf(stderr, "  prompt tokens        %lld, of them cached %lld\n", (long long)u->prompt_tokens, (long long)u->cached_tokens);
     if (u->completion_tokens > 1 && decode_s > 0)
         fprintf(stderr, "  answer               %lld tokens, %.1f tokens/s\n", (long long)u->completion_tokens, (double)(u->completion_tokens - 1) / decode_s);
-    if (u->bytes_from_pool >= 0)
-        fprintf(stderr, "  moved from the pool  %.1f MB\n", (double)u->bytes_from_pool / 1e6);
+    if (u->bytes_loaded >= 0)
+        fprintf(stderr, "  prefix from the pool %.1f MB\n", (double)u->bytes_loaded / 1e6);
+    if (u->bytes_attended >= 0 && u->bytes_missed >= 0)
+        fprintf(stderr, "  slow tier attended   %.1f MB, of them fetched from the pool %.1f MB\n", (double)u->bytes_attended / 1e6, (double)u->bytes_missed / 1e6);
     if (u->worker[0])
         fprintf(stderr, "  answered by          %s\n", u->worker);
 }

@@ -12,7 +12,7 @@ void sse_reader_init(struct sse_reader *r, void (*on_text)(const char *text, siz
     memset(r, 0, sizeof(*r));
     buf_init(&r->line, SSE_LINE_MAX);
     buf_init(&r->error, SSE_LINE_MAX);
-    r->usage.bytes_from_pool = -1;
+    r->usage.bytes_loaded = r->usage.bytes_attended = r->usage.bytes_missed = -1;
     r->on_text = on_text;
     r->arg = arg;
 }
@@ -66,8 +66,12 @@ static void read_pool_usage(struct sse_reader *r, struct json *j)
     struct json_str key, text;
     json_object(j);
     while (json_next_key(j, &key)) {
-        if (json_str_eq(&key, "bytes_from_pool"))
-            json_int(j, &r->usage.bytes_from_pool);
+        if (json_str_eq(&key, "bytes_loaded"))
+            json_int(j, &r->usage.bytes_loaded);
+        else if (json_str_eq(&key, "bytes_attended"))
+            json_int(j, &r->usage.bytes_attended);
+        else if (json_str_eq(&key, "bytes_missed"))
+            json_int(j, &r->usage.bytes_missed);
         else if (json_str_eq(&key, "worker") && json_peek(j) == JSON_STRING) {
             if (json_string(j, &text) == 0)
                 copy_str(r->usage.worker, sizeof(r->usage.worker), &text);

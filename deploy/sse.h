@@ -7,7 +7,7 @@
 
 struct chat_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
-    int64_t bytes_from_pool; /* -1: not reported */
+    int64_t bytes_loaded, bytes_attended, bytes_missed; /* -1: not reported */
     char worker[64];         /* "": not reported */
 };
 

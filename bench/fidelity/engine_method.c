@@ -16,7 +16,6 @@ struct batch {
     struct engine *engine;
     int first, n;                         /* cases of the run */
     struct sequence *sequences[BATCH_MAX];
-    uint64_t bytes_before[BATCH_MAX];     /* what the prefix took from the pool */
 };
 
 static int open_engine(const struct engine_method *m, const struct fidelity_run *run, struct engine **ret_engine)
@@ -70,7 +69,6 @@ static int prefill(struct batch *b)
         if (r < 0)
             return error_set(b->run->err, r, "prefill of %d tokens: %s", c->n_prompt, strerror(-r));
         sequence_stats(b->sequences[i], &stats);
-        b->bytes_before[i] = stats.bytes_from_pool;
     }
     return r;
 }
@@ -131,15 +129,15 @@ static void count(const struct batch *b, const struct engine_method *m)
     for (int i = 0; i < b->n; i++) {
         struct sequence_stats stats;
         sequence_stats(b->sequences[i], &stats);
-        const double bytes = (double)(stats.bytes_from_pool - b->bytes_before[i]);
         const struct fidelity_case *c = &b->run->cases[b->first + i];
         if (measured && b->run->task == TASK_KL)
             fidelity_sink_value(b->sink, FIDELITY_FAST_BYTES, fast_bytes(m, b->run, c) / c->n_prompt);
         fidelity_sink_counts(b->sink, &(struct fidelity_counts){
                                           .steps = (uint64_t)b->run->cases[b->first + i].n_fed,
                                           .attended = (double)stats.tokens_attended,
-                                          .bytes_attended = bytes,
-                                          .bytes_fetched = bytes,
+                                          .bytes_attended = (double)stats.bytes_attended,
+                                          /* Without a store all blocks are private; they stand for what the pool would hold. */
+                                          .bytes_fetched = (double)(b->run->store ? stats.bytes_missed : stats.bytes_attended),
                                       });
     }
 }

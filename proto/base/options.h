@@ -14,7 +14,7 @@
 enum option_kind {
     OPTION_STR,    /* const char *; never empty */
     OPTION_INT,    /* int64_t within [min, max]; `max_word` (e.g. "all") may stand for max */
-    OPTION_BYTES,  /* int64_t; 512M, 2G, 1.5G (powers of 1024) within [min, max] */
+    OPTION_BYTES,  /* int64_t; 512M, 2G, 1.5G (powers of 1024) within [min, max]; `max_word` may stand for max */
     OPTION_DOUBLE, /* double within [min, max] */
     OPTION_BOOL,   /* bool; --x, --x=on|off, --x on|off; on|off in the environment and the file */
     OPTION_ENUM,   /* int: index into `choices` */
@@ -29,7 +29,7 @@ struct option_spec {
     const char *metavar;        /* e.g. "PATH"; NULL for bool and enum */
     int64_t min, max;           /* OPTION_INT, OPTION_BYTES, OPTION_DOUBLE */
     const char *const *choices; /* OPTION_ENUM, NULL-terminated */
-    const char *max_word;       /* OPTION_INT: a word that means `max`, or NULL */
+    const char *max_word;       /* OPTION_INT, OPTION_BYTES: a word that means `max`, or NULL */
     bool optional;              /* OPTION_STR without default may be missing */
 };
 

@@ -40,7 +40,7 @@ static void range_text(const struct option_spec *spec, char *text, size_t size)
         snprintf(min, sizeof(min), "%" PRId64, spec->min);
         snprintf(max, sizeof(max), "%" PRId64, spec->max);
     }
-    if (spec->kind == OPTION_INT && spec->max_word)
+    if ((spec->kind == OPTION_INT || spec->kind == OPTION_BYTES) && spec->max_word)
         snprintf(text, size, "%s..%s or %s", min, max, spec->max_word);
     else
         snprintf(text, size, "%s..%s", min, max);
@@ -97,6 +97,10 @@ static bool is_decimal(const char *text, const char *end)
 
 static bool parse_bytes(const struct option_spec *spec, const char *text, int64_t *ret)
 {
+    if (spec->max_word && strcmp(text, spec->max_word) == 0) {
+        *ret = spec->max;
+        return true;
+    }
     size_t n = strspn(text, "0123456789.");
     if (!is_decimal(text, text + n))
         return false;
@@ -198,7 +202,10 @@ int options_format(const struct option_spec *spec, const void *values, char *tex
             snprintf(number, sizeof(number), "%" PRId64, *(const int64_t *)v);
         break;
     case OPTION_BYTES:
-        bytes_text(*(const int64_t *)v, number, sizeof(number));
+        if (spec->max_word && *(const int64_t *)v == spec->max)
+            s = spec->max_word;
+        else
+            bytes_text(*(const int64_t *)v, number, sizeof(number));
         break;
     case OPTION_DOUBLE:
         json_double_text(*(const double *)v, number);

@@ -18,17 +18,21 @@ void format_head(const struct generation *g, struct json_writer *w, const char *
 static void write_costs(const struct generation *g, struct json_writer *w)
 {
     const struct choice *first = &g->choices[0];
-    uint64_t from_pool = 0, to_pool = 0, retries = 0;
+    uint64_t loaded = 0, attended = 0, missed = 0, to_pool = 0, retries = 0;
     double decode_s = (double)(first->last_token_us - first->first_token_us) / 1e6;
     for (uint32_t i = 0; i < g->n_choices; i++) {
-        from_pool += g->choices[i].bytes_from_pool;
+        loaded += g->choices[i].bytes_loaded;
+        attended += g->choices[i].bytes_attended;
+        missed += g->choices[i].bytes_missed;
         to_pool += g->choices[i].bytes_to_pool;
         retries += g->choices[i].retries;
     }
     json_write_key(w, "tidepool");
     json_write_object(w);
     json_write_kstr(w, "worker", first->worker);
-    json_write_kint(w, "bytes_from_pool", (int64_t)from_pool);
+    json_write_kint(w, "bytes_loaded", (int64_t)loaded);
+    json_write_kint(w, "bytes_attended", (int64_t)attended);
+    json_write_kint(w, "bytes_missed", (int64_t)missed);
     json_write_kint(w, "bytes_to_pool", (int64_t)to_pool);
     json_write_kdouble(w, "ttft_ms", first->first_token_us ? (double)(first->first_token_us - g->start_us) / 1e3 : 0);
     json_write_kdouble(w, "queue_ms", (double)first->queue_us / 1e3);

@@ -60,7 +60,7 @@ struct choice {
     /* from the worker */
     bool prefilled;
     uint32_t cached_tokens, retries;
-    uint64_t bytes_from_pool, bytes_to_pool, queue_us, prefill_us;
+    uint64_t bytes_loaded, bytes_to_pool, bytes_attended, bytes_missed, queue_us, prefill_us;
     char worker[64];
 };
 

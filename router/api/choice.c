@@ -84,7 +84,9 @@ static void end(struct choice *c, const char *finish_reason)
         send_chunk(c, CHUNK_FINISH);
     }
     m->finished[strcmp(finish_reason, "stop") == 0 ? FINISHED_STOP : FINISHED_LENGTH]++;
-    m->pool_read_bytes += c->bytes_from_pool;
+    m->bytes_loaded += c->bytes_loaded;
+    m->bytes_attended += c->bytes_attended;
+    m->bytes_missed += c->bytes_missed;
     m->pool_written_bytes += c->bytes_to_pool;
     metrics_observe(&m->answer_size, c->n_tokens);
     if (c->n_tokens > 1)
@@ -106,7 +108,7 @@ static void note_prefilled(struct choice *c, const struct route_prefilled *p)
     struct metrics *m = &c->g->api->metrics;
     c->prefilled = true;
     c->cached_tokens = p->cached_tokens;
-    c->bytes_from_pool = p->bytes_from_pool;
+    c->bytes_loaded = p->bytes_loaded;
     c->queue_us = p->queue_us;
     c->prefill_us = p->prefill_us;
     snprintf(c->worker, sizeof(c->worker), "%s", p->worker);
@@ -258,8 +260,10 @@ static void on_finished(const struct route_finished *finished, void *arg)
     c->request = NULL;
     c->retries = finished->retries;
     c->bytes_to_pool = finished->bytes_to_pool;
-    if (finished->bytes_from_pool > c->bytes_from_pool)
-        c->bytes_from_pool = finished->bytes_from_pool;
+    c->bytes_attended = finished->bytes_attended;
+    c->bytes_missed = finished->bytes_missed;
+    if (finished->bytes_loaded > c->bytes_loaded)
+        c->bytes_loaded = finished->bytes_loaded;
     if (*finished->worker)
         snprintf(c->worker, sizeof(c->worker), "%s", finished->worker);
     end(c, finished->stopped && c->g->req.max_tokens != 0 ? "stop" : "length");

@@ -126,7 +126,9 @@ void metrics_write(const struct metrics *m, struct buf *out)
     write_counter(out, "generation_tokens_total", "Tokens generated.", m->generation_tokens);
     write_counter(out, "prefix_cache_queries_total", "Prompt tokens looked up in the pool.", m->prefix_queries);
     write_counter(out, "prefix_cache_hits_total", "Prompt tokens that came from the pool.", m->prefix_hits);
-    write_counter(out, "pool_read_bytes_total", "Bytes that workers read from the pool: prefixes and attended pages.", m->pool_read_bytes);
+    write_counter(out, "pool_loaded_bytes_total", "Bytes of blocks in the pool that prompts started from.", m->bytes_loaded);
+    write_counter(out, "pages_attended_bytes_total", "Bytes of the slow tier's sub-pages that decode steps attended, wherever they lay.", m->bytes_attended);
+    write_counter(out, "pages_missed_bytes_total", "Of them those in the pool that the device's page cache did not have.", m->bytes_missed);
     write_counter(out, "pool_written_bytes_total", "Bytes that workers wrote to the pool.", m->pool_written_bytes);
     write_counter(out, "unknown_fields_total", "Fields of request bodies that were ignored.", m->unknown_fields);
     write_histogram(out, "time_to_first_token_seconds", "From a whole request to its first token.", &m->ttft);

@@ -25,7 +25,7 @@ struct metrics {
     uint64_t finished[FINISHES];      /* answers (n of them a request) */
     uint64_t prompt_tokens, generation_tokens;
     uint64_t prefix_queries, prefix_hits; /* tokens */
-    uint64_t pool_read_bytes, pool_written_bytes;
+    uint64_t bytes_loaded, bytes_attended, bytes_missed, pool_written_bytes;
     uint64_t unknown_fields;
     struct histogram ttft, itl, e2e, queue, prefill, decode; /* seconds */
     struct histogram prompt_size, answer_size;               /* tokens */

@@ -174,6 +174,10 @@ static const struct worker_metric worker_metrics[] = {
     {"worker_device_peak_bytes", "gauge", "Most device memory that was ever in use.", WORKER_AT(device_peak_bytes, true)},
     {"pool_bytes", "gauge", "Size of the store's pool, as the worker sees it.", WORKER_AT(pool_bytes, true)},
     {"pool_used_bytes", "gauge", "Bytes of the pool that hold blocks, as the worker sees it.", WORKER_AT(pool_used_bytes, true)},
+    {"page_cache_bytes", "gauge", "Capacity of the worker's page cache.", WORKER_AT(page_cache_bytes, true)},
+    {"page_cache_used_bytes", "gauge", "Bytes of it that hold sub-pages.", WORKER_AT(page_cache_used_bytes, true)},
+    {"page_cache_hits_total", "counter", "Sub-pages in the pool that a step attended and the page cache had.", WORKER_AT(page_cache_hits, true)},
+    {"page_cache_misses_total", "counter", "Sub-pages in the pool that a step attended and the page cache had not.", WORKER_AT(page_cache_misses, true)},
 };
 
 static bool is_shown(const struct route_worker_info *info)

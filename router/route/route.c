@@ -199,6 +199,8 @@ void route_worker_info(const struct route *route, uint32_t i, struct route_worke
         .n_inflight = worker->n_inflight, .n_running = worker->n_running, .n_prefilling = worker->n_prefilling,
         .n_waiting = worker->n_waiting, .context_length = worker->context_length, .max_running = worker->max_running,
         .load_tokens = worker->load_tokens, .device_bytes = worker->device_bytes, .device_peak_bytes = worker->device_peak_bytes,
+        .page_cache_bytes = worker->page_cache_bytes, .page_cache_used_bytes = worker->page_cache_used_bytes,
+        .page_cache_hits = worker->page_cache_hits, .page_cache_misses = worker->page_cache_misses,
         .pool_bytes = worker->pool_bytes, .pool_used_bytes = worker->pool_used_bytes, .dispatched = worker->dispatched,
         .progress = worker->progress, .store_connected = worker->store_connected, .store = store,
         .store_blocks = store >= 0 ? prefix_index_store_blocks(route->index, store) : 0,

@@ -55,7 +55,7 @@ struct route_sampling {
 
 struct route_prefilled {
     uint32_t prompt_tokens, cached_tokens;
-    uint64_t bytes_from_pool, queue_us, prefill_us; /* the worker's */
+    uint64_t bytes_loaded, queue_us, prefill_us; /* the worker's */
     const struct route_token *prompt_logprobs; /* [n_prompt_logprobs], of prompt[1..]; valid during the call */
     uint32_t n_prompt_logprobs;
     const char *worker;           /* its name; valid during the call */
@@ -64,7 +64,7 @@ struct route_prefilled {
 struct route_finished {
     bool stopped;                 /* by a stop id; else by max_tokens */
     uint32_t completion_tokens;
-    uint64_t bytes_from_pool, bytes_to_pool, decode_us;
+    uint64_t bytes_loaded, bytes_to_pool, bytes_attended, bytes_missed, decode_us;
     uint32_t retries;             /* times the request moved */
     const char *worker;           /* the last one's name; valid during the call */
 };
@@ -130,6 +130,7 @@ struct route_worker_info { /* strings are borrowed until the loop goes on */
     const char *name, *state, *description;
     uint32_t n_inflight, n_running, n_prefilling, n_waiting, context_length, max_running;
     uint64_t load_tokens, device_bytes, device_peak_bytes, pool_bytes, pool_used_bytes, dispatched, progress;
+    uint64_t page_cache_bytes, page_cache_used_bytes, page_cache_hits, page_cache_misses;
     bool store_connected;
     int store;                    /* number, or -1 */
     size_t store_blocks;          /* known of its store */

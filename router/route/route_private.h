@@ -59,6 +59,7 @@ struct worker {
     /* as it last reported */
     uint32_t n_running, n_prefilling, n_waiting;
     uint64_t device_bytes, device_peak_bytes, pool_bytes, pool_used_bytes;
+    uint64_t page_cache_bytes, page_cache_used_bytes, page_cache_hits, page_cache_misses;
     /* as the router counts */
     struct route_link requests;   /* with this worker, oldest first */
     uint32_t n_inflight;

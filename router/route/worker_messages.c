@@ -56,6 +56,10 @@ static int on_heartbeat(struct worker *worker, ProtobufCAllocator *alloc, const 
         worker->pool_bytes = beat->pool_bytes;
         worker->pool_used_bytes = beat->pool_used_bytes;
         worker->store_connected = beat->store_connected;
+        worker->page_cache_bytes = beat->page_cache_bytes;
+        worker->page_cache_used_bytes = beat->page_cache_used_bytes;
+        worker->page_cache_hits = beat->page_cache_hits;
+        worker->page_cache_misses = beat->page_cache_misses;
         note_progress(worker, beat);
     }
     tidepool__engine__heartbeat__free_unpacked(beat, alloc);
@@ -157,7 +161,7 @@ static int take_prefilled(struct route_request *request, const Tidepool__Engine_
     struct route_prefilled prefilled = {
         .prompt_tokens = message->prompt_tokens,
         .cached_tokens = message->cached_tokens < request->job.prompt->n ? message->cached_tokens : request->job.prompt->n,
-        .bytes_from_pool = message->bytes_from_pool,
+        .bytes_loaded = message->bytes_loaded,
         .queue_us = message->queue_us,
         .prefill_us = message->prefill_us,
         .prompt_logprobs = logprobs,
@@ -208,8 +212,10 @@ static void take_finished(struct route_request *request, const Tidepool__Engine_
     struct route_finished finished = {
         .stopped = request->ended,
         .completion_tokens = request->n_generated,
-        .bytes_from_pool = message->bytes_from_pool,
+        .bytes_loaded = message->bytes_loaded,
         .bytes_to_pool = message->bytes_to_pool,
+        .bytes_attended = message->bytes_attended,
+        .bytes_missed = message->bytes_missed,
         .decode_us = message->decode_us,
         .retries = request->retries,
         .worker = request->worker->name,

@@ -220,7 +220,7 @@ static void print_figures(const struct bench *b, int n, const struct figures *f)
 {
     const double prefill_tps = n * 1e6 / f->prefill_us;
     const double decode_tps = f->decode_us > 0 ? (double)(b->o.decode * b->o.batch) * 1e6 / f->decode_us : 0;
-    const double pages = b->o.decode ? (double)f->stats.bytes_from_pool / (double)b->o.decode : 0;
+    const double pages = b->o.decode ? (double)f->stats.bytes_attended / (double)b->o.decode : 0;
     if (b->o.json) {
         printf("{\"n_prompt\": %d, \"prefill_tokens_per_s\": %.2f, \"first_prefill_s\": %.6f, \"last_prefill_s\": %.6f, \"n_cached_last\": %d, "
                "\"decode_tokens_per_s\": %.2f, \"pool_bytes_per_token\": %.0f, \"peak_bytes\": {",

@@ -43,7 +43,7 @@ def test_second_request_comes_from_the_other_worker_and_the_pool():
         assert first['usage']['prompt_tokens_details']['cached_tokens'] == 0
         assert u['prompt_tokens_details']['cached_tokens'] >= u['prompt_tokens'] * 0.8
         assert first['usage']['tidepool']['worker'] != u['tidepool']['worker']
-        assert u['tidepool']['bytes_from_pool'] > 0
+        assert u['tidepool']['bytes_loaded'] > 0
 
 
 def test_killed_worker_restarts_and_its_stream_goes_on():

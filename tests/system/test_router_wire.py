@@ -59,7 +59,8 @@ def test_whole_answers_carry_usage_and_costs(start_router):
     usage = answer['usage']
     assert usage['prompt_tokens_details'] == {'cached_tokens': 3}
     assert usage['total_tokens'] == usage['prompt_tokens'] + usage['completion_tokens']
-    assert usage['tidepool']['bytes_from_pool'] == 3000 and usage['tidepool']['bytes_to_pool'] == 7
+    assert {name: usage['tidepool'][name] for name in ('bytes_loaded', 'bytes_to_pool', 'bytes_attended', 'bytes_missed')} == {
+        'bytes_loaded': 3000, 'bytes_to_pool': 7, 'bytes_attended': 500, 'bytes_missed': 20}
     assert usage['tidepool']['ttft_ms'] > 0
 
 
@@ -617,8 +618,11 @@ def test_metrics_count_what_happened(start_router):
         assert router.metric('time_to_first_token_seconds_count') == 1 and router.metric('inter_token_latency_seconds_count') == 3
         assert router.metric('e2e_request_latency_seconds_count') == 1
         assert router.metric('request_success_total', finished_reason='length') == 1
-        assert router.metric('pool_read_bytes_total') == 2000 and router.metric('pool_written_bytes_total') == 7
+        assert router.metric('pool_loaded_bytes_total') == 2000 and router.metric('pages_attended_bytes_total') == 500
+        assert router.metric('pages_missed_bytes_total') == 20 and router.metric('pool_written_bytes_total') == 7
         await_true('a beat', lambda: router.metric('pool_bytes', worker='w0') == 1 << 30)
+        assert router.metric('page_cache_bytes', worker='w0') == 4096 and router.metric('page_cache_used_bytes', worker='w0') == 1024
+        assert router.metric('page_cache_hits_total', worker='w0') == 90 and router.metric('page_cache_misses_total', worker='w0') == 10
         assert router.metric('workers_ready') == 1
 
 

@@ -79,7 +79,7 @@ class WireWorker:
 
     def _prefill(self, request):
         m = request.message
-        prefilled = wire.engine('Prefilled', epoch=self.epoch, prompt_tokens=len(m.prompt), cached_tokens=self.cached, bytes_from_pool=1000 * self.cached,
+        prefilled = wire.engine('Prefilled', epoch=self.epoch, prompt_tokens=len(m.prompt), cached_tokens=self.cached, bytes_loaded=1000 * self.cached,
                                 queue_us=10, prefill_us=100)
         if m.prompt_logprobs:
             for i, token in enumerate(m.prompt[1:], 1):
@@ -100,12 +100,13 @@ class WireWorker:
         stopped = token.id in m.stop_ids and request.index > m.min_tokens
         if stopped or request.index >= m.max_tokens:
             self.send(wire.FINISHED, request.id, wire.engine('Finished', epoch=self.epoch, reason=STOP if stopped else LENGTH, completion_tokens=request.index,
-                                                             bytes_from_pool=1000 * self.cached, bytes_to_pool=7, stop_id=token.id if stopped else 0))
+                                                             bytes_loaded=1000 * self.cached, bytes_to_pool=7, bytes_attended=500, bytes_missed=20, stop_id=token.id if stopped else 0))
             self.requests.pop(request.id, None)
 
     def _beat(self):
         self.send(wire.HEARTBEAT, 0, wire.engine('Heartbeat', epoch=self.epoch, progress=self.progress, busy=bool(self.requests), n_running=len(self.requests),
-                                                 pool_bytes=1 << 30, pool_used_bytes=1 << 20, store_connected=True))
+                                                 pool_bytes=1 << 30, pool_used_bytes=1 << 20, store_connected=True, page_cache_bytes=4096, page_cache_used_bytes=1024,
+                                                 page_cache_hits=90, page_cache_misses=10))
 
     # -- the thread --
 

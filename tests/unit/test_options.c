@@ -7,7 +7,7 @@
 
 struct config {
     const char *model, *salt;
-    int64_t fetch, pool_bytes;
+    int64_t fetch, pool_bytes, cache;
     double temperature;
     bool verbose;
     int kv_format;
@@ -22,6 +22,7 @@ static const struct option_spec specs[] = {
     {.name = "temperature", .kind = OPTION_DOUBLE, .offset = offsetof(struct config, temperature), .fallback = "0.7", .help = "of sampling", .metavar = "T", .min = 0, .max = 2},
     {.name = "verbose", .kind = OPTION_BOOL, .offset = offsetof(struct config, verbose), .fallback = "off", .help = "says more"},
     {.name = "kv-format", .kind = OPTION_ENUM, .offset = offsetof(struct config, kv_format), .fallback = "k8v4", .help = "of blocks", .choices = kv_formats},
+    {.name = "cache", .kind = OPTION_BYTES, .offset = offsetof(struct config, cache), .fallback = "auto", .help = "bytes of the cache", .metavar = "BYTES|auto", .min = 0, .max = INT64_MAX, .max_word = "auto"},
 };
 static const struct option_set set = {
     .program = "demo",
@@ -81,6 +82,20 @@ Test(options, test_defaults)
     cr_assert(!config.verbose);
     cr_assert_eq(config.kv_format, 0);
     cr_assert_null(positional);
+}
+
+Test(options, test_bytes_may_have_a_word_for_their_maximum)
+{
+    char text[16];
+    cr_assert_eq(parse("--model", "m", NULL), 0, "%s", err.text);
+    cr_assert_eq(config.cache, INT64_MAX);
+    for (size_t i = 0; i < set.n_specs; i++)
+        if (strcmp(specs[i].name, "cache") == 0)
+            cr_assert(options_format(&specs[i], &config, text, sizeof(text)) >= 0 && strcmp(text, "auto") == 0);
+    cr_assert_eq(parse("--model", "m", "--cache", "3G", NULL), 0, "%s", err.text);
+    cr_assert_eq(config.cache, (int64_t)3 << 30);
+    cr_assert_eq(parse("--model", "m", "--cache=auto", NULL), 0, "%s", err.text);
+    cr_assert_eq(config.cache, INT64_MAX);
 }
 
 Test(options, test_flags_in_both_forms)
@@ -158,6 +173,7 @@ Test(options, test_wrong_values_name_option_source_value_and_range)
     } cases[] = {
         {"--fetch", "1048577", "0..1048576 or all"}, {"--fetch", "", "0..1048576"},      {"--fetch", " 1", "0..1048576"},   {"--fetch", "1x", "0..1048576"},
         {"--fetch", "+1", "0..1048576"},             {"--fetch", "99999999999999999999", "0..1048576"},
+        {"--cache", "Auto", "or auto"},              {"--cache", "-1", "or auto"},
         {"--pool-size", "1K", "1M..4T"},             {"--pool-size", "0x10M", "1M..4T"}, {"--pool-size", "1.M", "1M..4T"},  {"--pool-size", "1..5G", "1M..4T"},
         {"--pool-size", "2 G", "1M..4T"},            {"--pool-size", "9999999T", "1M..4T"}, {"--pool-size", "G", "1M..4T"}, {"--pool-size", "1e9", "1M..4T"},
         {"--temperature", "nan", "0..2"},            {"--temperature", "inf", "0..2"},   {"--temperature", "2.1", "0..2"},  {"--temperature", "-0.1", "0..2"},

@@ -12,7 +12,7 @@ static const char stream[] = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role
                              "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"noir\"},\"finish_reason\":null}]}\n\n"
                              "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
                              "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\"total_tokens\":10,"
-                             "\"prompt_tokens_details\":{\"cached_tokens\":5},\"tidepool\":{\"bytes_from_pool\":4096,\"worker\":\"w1\"}}}\n\n"
+                             "\"prompt_tokens_details\":{\"cached_tokens\":5},\"tidepool\":{\"bytes_loaded\":4096,\"bytes_attended\":512,\"bytes_missed\":128,\"worker\":\"w1\"}}}\n\n"
                              "data: [DONE]\n\n";
 
 static void collect(const char *text, size_t len, void *arg)
@@ -29,7 +29,7 @@ static void check(struct sse_reader *r, struct buf *out)
     cr_expect_eq(r->usage.prompt_tokens, 7);
     cr_expect_eq(r->usage.cached_tokens, 5);
     cr_expect_eq(r->usage.completion_tokens, 3);
-    cr_expect_eq(r->usage.bytes_from_pool, 4096);
+    cr_expect(r->usage.bytes_loaded == 4096 && r->usage.bytes_attended == 512 && r->usage.bytes_missed == 128);
     cr_expect_str_eq(r->usage.worker, "w1");
 }
 

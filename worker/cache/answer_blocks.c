@@ -62,8 +62,6 @@ void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *r
     for (int b = first; b < last; b++)
         block_move_make_key(seq, b);
     const int found = sequence_blocks_lookup(seq, first, last, end_us);
-    for (int b = first; b < first + found; b++)
-        seq->stats.bytes_from_pool += seq->leases[b].length;
     if (found > 0)
         seq->n_restorable = (first + found) * BLOCK_TOKENS;
 }
@@ -107,6 +105,7 @@ static int restore_window(struct sequence *seq, int block)
         const struct fast_rows rows = window_rows(seq, layer, block);
         r = sequence_block_load(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
     }
+    seq->stats.bytes_loaded += seq->leases[block].length;
     return r;
 }
 

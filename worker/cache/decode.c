@@ -57,21 +57,6 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
     };
 }
 
-/* What an item attended, and the bytes of its pages; the sinks' page can only be the first of them. */
-static void count_attended(const struct engine *e, const struct attn_decode_item *item, struct sequence_stats *stats)
-{
-    const int n = item->ret_n_chosen;
-    const bool all = n == item->n_pages;
-    stats->tokens_attended += (uint64_t)(item->rows[0].n + item->rows[1].n);
-    for (int i = 0; i < n; i++)
-        stats->tokens_attended += (uint64_t)__builtin_popcount(item->pages[all ? i : item->ret_chosen[i]].tokens);
-    if (n == 0)
-        return;
-    const bool sink = item->pages[0].sink && (all || item->ret_chosen[0] == 0);
-    stats->pages_attended += (uint64_t)n;
-    stats->bytes_from_pool += (uint64_t)(n - sink) * e->layout.page.bytes + (sink ? e->layout.sink.bytes : 0);
-}
-
 static int attend(struct engine *e, struct sequence **sequences, int layer, int n)
 {
     const struct model *m = e->model;
@@ -93,9 +78,10 @@ static int attend(struct engine *e, struct sequence **sequences, int layer, int 
     int r = m->ops->attn_decode(m->stream, &p);
     if (r < 0)
         return r;
+    page_traffic_begin(e);
     for (int i = 0; i < n; i++)
         for (int h = 0; h < n_kv_heads; h++)
-            count_attended(e, &e->items[i * n_kv_heads + h], &sequences[i]->stats);
+            page_traffic_count(sequences[i], layer, h, &e->items[i * n_kv_heads + h]);
     return 0;
 }
 

@@ -221,6 +221,8 @@ int engine_create(const struct engine_config *config, struct model *model, struc
     r = alloc_device(engine);
     if (r >= 0)
         r = alloc_host(engine);
+    if (r >= 0)
+        r = page_traffic_open(engine);
     if (r < 0) {
         error_set(err, r, "no memory for the workspace of %d tokens", engine->n_max);
         goto fail;
@@ -237,6 +239,7 @@ void engine_free(struct engine *engine)
     if (!engine)
         return;
     ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0);
+    page_cache_free(engine->page_cache);
     free(engine->chosen);
     free(engine->items);
     free(engine->positions);

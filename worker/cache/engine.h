@@ -10,6 +10,7 @@
 #include "kvstore/client/kv_client.h"
 #include "proto/base/error.h"
 #include "proto/block_layout.h"
+#include "worker/cache/page_cache.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,6 +22,8 @@ struct scorer_ops;
 
 enum prefill_values { PREFILL_CONSISTENT, PREFILL_EXACT };       /* attend earlier blocks as the pool holds them, or unquantized */
 enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major keeps every layer's KV: the baseline to measure against */
+
+#define PAGE_CACHE_AUTO SIZE_MAX
 
 struct engine_config {
     enum kv_format format;
@@ -37,6 +40,8 @@ struct engine_config {
     int max_context;            /* tokens a sequence, prompt and answer */
     int max_batch;              /* sequences in one decode step */
     bool reuse_generated;       /* blocks made while decoding may serve other prompts, once their answer is over */
+    size_t page_cache;          /* device bytes for fetched sub-pages, at most, and never more than admission leaves; 0: none; PAGE_CACHE_AUTO: all that admission leaves, none without a
+                                 * memory_limit. It changes what is counted as traffic, never what is attended. */
     size_t memory_limit;        /* device bytes beyond the weights for admission; 0: no limit */
     uint64_t store_deadline_us; /* for lookups and reservations before prefill */
 };
@@ -57,9 +62,12 @@ struct sequence_request {
 struct sequence_stats {
     int n_prompt, n_cached, n_tokens;
     int n_restored;             /* tokens of the answer that came from the pool */
-    uint64_t bytes_from_pool;   /* prefix loaded plus slow sub-pages attended */
+    uint64_t bytes_loaded;      /* blocks of the pool that the run started from: the prefix, what exists behind it, and blocks of the answer */
     uint64_t bytes_to_pool;
-    uint64_t pages_attended;    /* slow sub-pages of decode steps, over layers and KV heads */
+    uint64_t pages_attended;    /* slow sub-pages of decode steps, over layers and KV heads, wherever they lie */
+    uint64_t bytes_attended;    /* theirs */
+    uint64_t page_hits, page_misses; /* those of them that lie in the pool: the page cache had them or not (all, without one). Private blocks are on the device already */
+    uint64_t bytes_missed;      /* of the misses: what a device has to fetch, the traffic of decoding */
     uint64_t tokens_attended;   /* the same for tokens of all tiers, the step's own included */
     int units_done, units_total; /* prefill */
     int private_blocks;         /* blocks the pool did not take */
@@ -102,6 +110,8 @@ const float *sequence_prompt_logprobs(const struct sequence *sequence);
 /* Appends tokens[i] to sequences[i], distinct, n <= max_batch, and computes the next logits of each. -EINVAL (not prefilled, full, a token that is none) and -ENOMEM
  * leave the sequences as they were; after any other error they can only be freed. */
 int engine_decode(struct engine *engine, struct sequence **sequences, const int32_t *tokens, int n);
+/* Zeros when there is no page cache. */
+void engine_page_cache_stats(const struct engine *engine, struct page_cache_stats *ret);
 void sequence_stats(const struct sequence *sequence, struct sequence_stats *ret);
 const int32_t *sequence_tokens(const struct sequence *sequence, int *ret_n);
 /* 32 bytes: root of the block keys of this engine. */

@@ -97,6 +97,7 @@ struct engine {
     struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
     int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched */
 
+    struct page_cache *page_cache; /* or NULL */
     size_t fixed_bytes;           /* engine_workspace_bytes */
     size_t committed_bytes;       /* promised to live sequences */
     int n_sequences;
@@ -111,6 +112,16 @@ static inline int engine_recent_first(const struct engine *engine, int n_prompt,
 /* Everything that follows from the configuration alone: checks it and fills config, model, layout, sizes and what is derived in a zeroed engine. Of the model it uses config,
  * dev, ops, device and stream; nothing is allocated, and there need not be weights. -EINVAL. */
 int engine_plan(const struct engine_config *config, struct model *model, struct engine *engine, struct error *err);
+
+/* ---- page cache and traffic (page_traffic.c) ---- */
+/* The page cache by config, fixed_bytes and committed_bytes, or none. -ENOMEM. */
+int page_traffic_open(struct engine *engine);
+/* committed_bytes has changed. */
+void page_traffic_fit(struct engine *engine);
+/* Before the items of one layer of a step: the device needs their pages together. */
+void page_traffic_begin(struct engine *engine);
+/* What an item of attn_decode has attended, into the sequence's statistics. */
+void page_traffic_count(struct sequence *seq, int layer, int kv_head, const struct attn_decode_item *item);
 
 /* ---- page lists (page_list.c) ---- */
 /* Slow sub-pages of one layer and KV head in position order; sub-pages without slow tokens are left out. */

@@ -171,6 +171,7 @@ void sequence_commit_bytes(struct sequence *seq, size_t bytes)
 {
     seq->engine->committed_bytes += bytes - seq->committed_bytes;
     seq->committed_bytes = bytes;
+    page_traffic_fit(seq->engine);
 }
 
 void sequence_prefill_memory_free(struct sequence *seq)

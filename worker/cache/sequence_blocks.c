@@ -77,14 +77,14 @@ static void lookup_prefix(struct sequence *seq, const struct sequence_request *r
     const int hits = sequence_blocks_lookup(seq, 0, limit, end_us);
     seq->n_cached = hits * BLOCK_TOKENS;
     for (int b = 0; b < hits; b++)
-        seq->stats.bytes_from_pool += block_length(seq, b);
+        seq->stats.bytes_loaded += block_length(seq, b);
 }
 
 static void adopt_reserved(struct sequence *seq, int block, enum kv_reserve_status status)
 {
     struct kv_lease *lease = &seq->leases[block];
     if (status == KV_RESERVE_EXISTS && adopt_sealed(seq, block)) {
-        seq->stats.bytes_from_pool += lease->length;
+        seq->stats.bytes_loaded += seq->engine->attended ? lease->length : 0; /* exact prefill has its own values */
     } else if (status == KV_RESERVE_GRANTED) {
         seq->blocks[block].place = BLOCK_GRANTED;
         seq->blocks[block].data = lease->data;

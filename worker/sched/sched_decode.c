@@ -31,9 +31,13 @@ static void finish(struct scheduler *s, struct job *job, enum job_end end, int32
         .end = end,
         .stop_id = stop_id,
         .n_tokens = job->n_answer,
-        .bytes_from_pool = stats.bytes_from_pool,
+        .bytes_loaded = stats.bytes_loaded,
         .bytes_to_pool = stats.bytes_to_pool,
         .pages_attended = stats.pages_attended,
+        .bytes_attended = stats.bytes_attended,
+        .page_hits = stats.page_hits,
+        .page_misses = stats.page_misses,
+        .bytes_missed = stats.bytes_missed,
         .decode_us = clock_now_us() - job->prefilled_us,
     };
     job_list_remove(&s->running, job);

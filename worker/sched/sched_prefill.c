@@ -83,7 +83,7 @@ static void tell_prefilled(struct scheduler *s, struct job *job)
         .n_cached = stats.n_cached,
         .n_known = job->params.n_generated,
         .n_restored = stats.n_restored,
-        .bytes_from_pool = stats.bytes_from_pool,
+        .bytes_loaded = stats.bytes_loaded,
         .queue_us = job->started_us - job->submitted_us,
         .prefill_us = job->prefilled_us - job->started_us,
         .prompt = job->params.prompt,

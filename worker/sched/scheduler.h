@@ -19,7 +19,7 @@ enum job_end { JOB_END_STOP, JOB_END_LENGTH };
 struct job_prefilled {
     int n_prompt, n_cached;
     int n_known, n_restored;       /* tokens of the answer that another worker made, and those of them whose blocks came from the pool */
-    uint64_t bytes_from_pool, queue_us, prefill_us;
+    uint64_t bytes_loaded, queue_us, prefill_us;
     const int32_t *prompt;         /* [n_prompt] */
     const float *prompt_logprobs;  /* [n_prompt - 1] of prompt[1..], or NULL */
 };
@@ -28,7 +28,8 @@ struct job_finished {
     enum job_end end;
     int32_t stop_id;               /* for JOB_END_STOP */
     int n_tokens;                  /* of the answer */
-    uint64_t bytes_from_pool, bytes_to_pool, pages_attended, decode_us;
+    uint64_t bytes_loaded, bytes_to_pool, decode_us;
+    uint64_t pages_attended, bytes_attended, page_hits, page_misses, bytes_missed; /* sequence_stats */
 };
 
 /* Called from scheduler_step and scheduler_submit; must not call the scheduler. Each job ends with exactly one of finished and failed, or with

@@ -104,11 +104,14 @@ static int open_store(struct worker *w, struct error *err)
 static void log_retrieval(const struct worker *w, const struct engine_config *config)
 {
     struct engine_retrieval retrieval;
+    struct page_cache_stats pages;
 
     engine_retrieval(w->engine, &retrieval);
+    engine_page_cache_stats(w->engine, &pages);
     LOG_INFO("retrieval", LOG_STR("scorer", config->scorer->name), LOG_INT("fetch_unit", config->fetch_unit), LOG_INT("fetch_tokens", retrieval.fetch_tokens),
              LOG_INT("fetch_bytes_per_step", retrieval.step_bytes), LOG_INT("subpage_bytes", retrieval.subpage_bytes), LOG_INT("index_bytes", retrieval.index_bytes),
-             LOG_INT("summary_bytes", retrieval.summary_bytes));
+             LOG_INT("summary_bytes", retrieval.summary_bytes),
+             LOG_INT("page_cache_bytes", pages.capacity_bytes));
     if (config->scorer->measuring_only)
         LOG_WARN("scorer_measures_only", LOG_STR("scorer", config->scorer->name), LOG_STR("note", "it reads every key in every step; serve with another scorer"));
 }
@@ -130,6 +133,7 @@ static int open_engine(struct worker *w, struct error *err)
         .max_context = w->limits.max_context,
         .max_batch = (int)o->max_running,
         .reuse_generated = o->reuse_generated,
+        .page_cache = o->page_cache == INT64_MAX ? PAGE_CACHE_AUTO : (size_t)o->page_cache,
         .memory_limit = (size_t)o->memory_limit,
         .store_deadline_us = STORE_DEADLINE_US,
     };

@@ -67,7 +67,7 @@ static void on_prefilled(void *arg, uint64_t id, const struct job_prefilled *p)
     message.epoch = router_link_epoch(w->link);
     message.prompt_tokens = (uint32_t)p->n_prompt;
     message.cached_tokens = (uint32_t)p->n_cached;
-    message.bytes_from_pool = p->bytes_from_pool;
+    message.bytes_loaded = p->bytes_loaded;
     message.queue_us = p->queue_us;
     message.prefill_us = p->prefill_us;
     message.prompt_logprobs = list;
@@ -109,14 +109,19 @@ static void on_finished(void *arg, uint64_t id, const struct job_finished *f)
     message.epoch = router_link_epoch(w->link);
     message.reason = f->end == JOB_END_STOP ? TIDEPOOL__ENGINE__FINISH_REASON__FINISH_STOP : TIDEPOOL__ENGINE__FINISH_REASON__FINISH_LENGTH;
     message.completion_tokens = (uint32_t)f->n_tokens;
-    message.bytes_from_pool = f->bytes_from_pool;
+    message.bytes_loaded = f->bytes_loaded;
+    message.bytes_attended = f->bytes_attended;
+    message.bytes_missed = f->bytes_missed;
+    message.page_hits = f->page_hits;
+    message.page_misses = f->page_misses;
     message.bytes_to_pool = f->bytes_to_pool;
     message.decode_us = f->decode_us;
     message.pages_attended = f->pages_attended;
     message.stop_id = (uint32_t)f->stop_id;
     router_link_send(w->link, ENGINE_FINISHED, id, &message.base);
     LOG_INFO("finished", LOG_INT("req", id), LOG_INT("tokens", f->n_tokens), LOG_STR("end", f->end == JOB_END_STOP ? "stop" : "length"),
-             LOG_INT("decode_us", f->decode_us), LOG_INT("bytes_from_pool", f->bytes_from_pool), LOG_INT("bytes_to_pool", f->bytes_to_pool));
+             LOG_INT("decode_us", f->decode_us), LOG_INT("bytes_loaded", f->bytes_loaded), LOG_INT("bytes_to_pool", f->bytes_to_pool),
+             LOG_INT("bytes_attended", f->bytes_attended), LOG_INT("bytes_missed", f->bytes_missed), LOG_INT("page_hits", f->page_hits), LOG_INT("page_misses", f->page_misses));
 }
 
 struct scheduler_sink worker_sink(struct worker *w)
@@ -223,7 +228,9 @@ static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)
     struct device_memory_stats memory;
     struct scheduler_load load;
     struct kv_store_info store = {0};
+    struct page_cache_stats pages;
 
+    engine_page_cache_stats(w->engine, &pages);
     scheduler_load(w->scheduler, &load);
     w->dev->memory_stats(w->device, &memory);
     if (w->store)
@@ -239,6 +246,10 @@ static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)
     beat->pool_bytes = store.pool_bytes;
     beat->pool_used_bytes = store.pool_used_bytes;
     beat->store_connected = store.connected;
+    beat->page_cache_bytes = pages.capacity_bytes;
+    beat->page_cache_used_bytes = pages.used_bytes;
+    beat->page_cache_hits = pages.hits;
+    beat->page_cache_misses = pages.misses;
 }
 
 struct router_link_events worker_link_events(struct worker *w)

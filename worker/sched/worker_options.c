@@ -55,6 +55,8 @@ static const struct option_spec specs[] = {
      .help = "longest prompt and answer in tokens; 0: the model's own"},
     {.name = "memory-limit", .kind = OPTION_BYTES, FIELD(memory_limit), .fallback = "0", .min = 0, .max = INT64_MAX, .metavar = "BYTES",
      .help = "device memory beyond the weights; 0: no limit"},
+    {.name = "page-cache", .kind = OPTION_BYTES, FIELD(page_cache), .fallback = "auto", .min = 0, .max = INT64_MAX, .max_word = "auto", .metavar = "BYTES|auto",
+     .help = "device memory for fetched sub-pages, at most what requests leave of --memory-limit; auto: all of that"},
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off",
      .help = "blocks made while decoding may serve other prompts"},
     {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_levels, .help = "least level that is logged"},
