@@ -8,6 +8,8 @@
 
 enum {
     ROWS_SEGMENT = 256, /* rows of one partial: segment borders are fixed, so that threads can share a sequence without changing a bit */
+    ROWS_WIDE = CPU_ISA_BUILD == 2 ? 4 : 1,
+    ROWS_AHEAD = 24,
     ROWS_PANELS = 4,    /* panels of 16 keys expanded at a time */
 };
 
@@ -20,6 +22,9 @@ SPECIALIZE void attn_rows_output(const uint16_t *v, int n, int d, const float *w
             acc[h][j] = v16_zero();
     for (int i = 0; i < n; i++) {
         v16 x[4];
+        __builtin_prefetch(v + (int64_t)(i + ROWS_AHEAD) * d, 0, 3);
+        if (cols == 4)
+            __builtin_prefetch(v + (int64_t)(i + ROWS_AHEAD) * d + 2 * LANES, 0, 3);
         UNROLL for (int j = 0; j < cols; j++)
             x[j] = v16_load_bf16(v + (int64_t)i * d + j * LANES);
         UNROLL for (int h = 0; h < heads; h++) {
@@ -98,11 +103,22 @@ static void attn_rows_bias(const struct attn_bias *bias, const struct kv_rows *r
         }
 }
 
+/* Asks for rows first..first+n-1 into the second-level cache: the first has too few miss buffers for so much at once. */
+static inline void attn_rows_prefetch(const uint16_t *rows, int first, int n, int d)
+{
+    const char *p = (const char *)(rows + (int64_t)first * d);
+    for (int64_t byte = 0; byte < (int64_t)n * d * (int64_t)sizeof(*rows); byte += 64)
+        __builtin_prefetch(p + byte, 0, 2);
+}
+
+/* Few panels at a time: expanding the next one overlaps with the chains of this one, and memory with both. One head alone has too few chains for that. */
 static void attn_rows_logits(const float *q, int heads, int d, const uint16_t *k, int n, float *s)
 {
     float panels[ROWS_PANELS * LANES * KV_MAX_DIM] __attribute__((aligned(64)));
-    for (int i = 0; i < n; i += ROWS_PANELS * LANES) {
-        int left = n - i, n_panels = left >= ROWS_PANELS * LANES ? ROWS_PANELS : (left + LANES - 1) / LANES;
+    const int step = ROWS_PANELS / heads * LANES > LANES ? ROWS_PANELS / heads * LANES : LANES;
+    for (int i = 0; i < n; i += step) {
+        int left = n - i, own = left < step ? left : step, n_panels = (own + LANES - 1) / LANES;
+        attn_rows_prefetch(k, i + own, left - own < step ? left - own : step, d);
         kv_expand_keys(k + (int64_t)i * d, d, left, n_panels, d, panels);
         struct panel_gemm g = {.a = q, .ld_a = d, .n_rows = heads, .b = panels, .panel_stride = (int64_t)LANES * d, .n_panels = n_panels, .n_k = d,
                                .c = s + i, .ld_c = ROWS_SEGMENT};
@@ -139,10 +155,10 @@ static void attn_rows(const float *q, int heads, int d, const struct bias_pairs 
         attn_rows_outputs(v, n, d, s, 2, 2, o);
         break;
     case 3:
-        attn_rows_outputs(v, n, d, s, 3, ATTN_WIDE, o);
+        attn_rows_outputs(v, n, d, s, 3, ROWS_WIDE, o);
         break;
     default:
-        attn_rows_outputs(v, n, d, s, 4, ATTN_WIDE, o);
+        attn_rows_outputs(v, n, d, s, 4, ROWS_WIDE, o);
         break;
     }
 }
