@@ -9,6 +9,8 @@
 #include "kernels/cpu/qdot.h"
 #include "kernels/kernels.h"
 
+enum { INDEX_AHEAD = 16 }; /* pages whose entries are on their way */
+
 struct index_query {
     int heads, d;
     struct attn_bias bias;
@@ -68,12 +70,20 @@ SPECIALIZE void index_page_logits(const struct index_query *iq, const struct blo
         v16_store(s + h * ld_s, attn_mask_tokens(logit[h], page->tokens));
 }
 
+/* Into the second-level cache: the first has too few miss buffers for several entries. */
+ALWAYS_INLINE void index_prefetch(const struct block_layout *layout, const struct kv_page *page)
+{
+    for (uint32_t byte = 0; byte < layout->index_entry_bytes; byte += 64)
+        __builtin_prefetch(page->index + byte, 0, 2);
+}
+
 SPECIALIZE void index_segment_logits(const struct index_query *iq, const struct block_layout *layout, const struct kv_page *pages, int n, const int heads, float *s)
 {
+    for (int i = 0; i < n && i < INDEX_AHEAD; i++)
+        index_prefetch(layout, &pages[i]);
     for (int i = 0; i < n; i++) {
-        if (i + 4 < n) /* entries of a block lie together, blocks lie anywhere */
-            for (uint32_t byte = 0; byte < layout->index_entry_bytes; byte += 64)
-                __builtin_prefetch(pages[i + 4].index + byte);
+        if (i + INDEX_AHEAD < n) /* entries of a block lie together, blocks lie anywhere */
+            index_prefetch(layout, &pages[i + INDEX_AHEAD]);
         index_page_logits(iq, layout, &pages[i], heads, s + i * LANES, SCORE_SEGMENT * LANES);
     }
 }
