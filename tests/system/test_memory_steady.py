@@ -1,4 +1,4 @@
-"""What a request takes it gives back: the memory of worker, router and store after 150 requests is what it was after 10."""
+"""What a request takes it gives back: the memory of worker, router and store after 150 requests is what it was after 10. The worker has a limit, and so a page cache."""
 import os, re
 import pytest
 from processes import DOCUMENT, Stack, await_true
@@ -37,7 +37,7 @@ def ask(router, i, document):
 @pytest.fixture(scope='module')
 def stack():
     os.environ.update(TUNABLES)
-    with Stack(workers=1, pool='256M', worker_args=['--chunk', '256']) as s:
+    with Stack(workers=1, pool='256M', worker_args=['--chunk', '256', '--memory-limit', '64M']) as s:
         for name in TUNABLES:
             del os.environ[name]
         yield s

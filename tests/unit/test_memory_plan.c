@@ -168,21 +168,29 @@ Test(memory_plan, test_one_shot_is_one_chunk)
     run_and_compare(&s);
 }
 
-/* As many sequences start as the plan says, whatever the limit. */
+/* As many sequences start as the plan says, whatever the limit, and one alone leaves to the page cache what it says. */
 Test(memory_plan, test_fit_is_what_admission_allows)
 {
     struct engine_config config = fixture_config();
+    config.page_cache = PAGE_CACHE_AUTO;
     const struct memory_plan_params params = plan_params(&config, 300, 200);
     const struct memory_plan plan = make_plan(&params);
+    struct block_layout layout;
+    cr_assert(block_layout_init(&layout, config.format, 3, TINY_KV_HEADS, TINY_HEAD_DIM) >= 0);
     for (int i = 0; i < 9; i++) {
         config.memory_limit = plan.fixed + plan.sequence * 9 / 10 + (size_t)i * plan.sequence / 3;
         const struct memory_fit fit = memory_plan_fit(&plan, config.memory_limit);
         struct engine *engine = fixture_engine(&f, &config, NULL);
         struct sequence *seqs[32];
+        struct page_cache_stats cache;
         size_t n = 0;
         int r;
-        while (n < 32 && (r = engine_admits(engine, 300, 200, NULL)) == 1)
+        while (n < 32 && (r = engine_admits(engine, 300, 200, NULL)) == 1) {
             seqs[n++] = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = 300, .n_decode = 200});
+            engine_page_cache_stats(engine, &cache);
+            if (n == 1)
+                cr_expect(cache.capacity_bytes == fit.page_cache / layout.page.bytes * layout.page.bytes, "%zu of %zu", cache.capacity_bytes, fit.page_cache);
+        }
         cr_expect(n == fit.prefilling && fit.running >= n, "limit %zu: %zu started, %zu planned", config.memory_limit, n, fit.prefilling);
         cr_expect(r == (n == 0 ? -E2BIG : 0));
         while (n)

@@ -65,6 +65,8 @@ struct memory_fit memory_plan_fit(const struct memory_plan *plan, size_t limit)
     if (limit < plan->fixed)
         return fit;
     fit.running = (limit - plan->fixed) / plan->running;
+    if (fit.running)
+        fit.page_cache = limit - plan->fixed - plan->running;
     if (limit - plan->fixed >= plan->sequence)
         fit.prefilling = 1 + (limit - plan->fixed - plan->sequence) / plan->running;
     return fit;

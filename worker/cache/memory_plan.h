@@ -34,6 +34,7 @@ struct memory_plan {
 struct memory_fit {
     size_t running;    /* whose prompts are done */
     size_t prefilling; /* in all, when one of them is at its prompt; 0: not even one can start */
+    size_t page_cache; /* bytes that one running alone leaves to the page cache */
 };
 
 /* -EINVAL and -E2BIG name the field. */

@@ -101,6 +101,7 @@ static void write_order(const struct plan_report *p, enum plan_order order, stru
         json_write_kint(w, "running", (int64_t)p->fits[order].running);
         json_write_kint(w, "with_one_at_its_prompt", (int64_t)p->fits[order].prefilling);
         json_write_kint(w, "longest_context", p->longest[order]);
+        json_write_kint(w, "page_cache_bytes", (int64_t)p->fits[order].page_cache);
         json_write_object_end(w);
     }
     json_write_object_end(w);

@@ -149,7 +149,7 @@ static int sharing(const struct plan_report *p, struct buf *out)
 static int fits(const struct plan_report *p, struct buf *out)
 {
     const size_t memory = (size_t)p->options->device_memory;
-    size_t running[PLAN_ORDER_COUNT], prefilling[PLAN_ORDER_COUNT], longest[PLAN_ORDER_COUNT];
+    size_t running[PLAN_ORDER_COUNT], prefilling[PLAN_ORDER_COUNT], longest[PLAN_ORDER_COUNT], page_cache[PLAN_ORDER_COUNT];
     char title[160], a[CELL], b[CELL];
     if (!memory)
         return 0;
@@ -161,6 +161,7 @@ static int fits(const struct plan_report *p, struct buf *out)
         running[i] = p->fits[i].running;
         prefilling[i] = p->fits[i].prefilling;
         longest[i] = (size_t)p->longest[i];
+        page_cache[i] = p->fits[i].page_cache;
     }
     int r = header_row(out, title);
     if (r >= 0)
@@ -169,6 +170,8 @@ static int fits(const struct plan_report *p, struct buf *out)
         r = count_row(out, "with one at its prompt, in all", prefilling);
     if (r >= 0)
         r = count_row(out, "longest context of one", longest);
+    if (r >= 0)
+        r = size_row(out, "page cache beside one", page_cache);
     return r;
 }
 
