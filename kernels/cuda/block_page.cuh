@@ -3,7 +3,12 @@
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
 
-/* What a block keeps of one sub-page: 16 tokens by d dims, two bf16 neighbours (c, c + 1) at a time. */
+/* page_summary_vectors for device code. */
+DEVICE int page_summary_vectors_of(enum page_scorer scorer)
+{
+    return scorer == PAGE_SCORER_MINMAX || scorer == PAGE_SCORER_MEANVAR ? 2 : scorer == PAGE_SCORER_MEAN;
+}
+
 DEVICE uint16_t page_fp16(const uint8_t *page, uint32_t offset, int i)
 {
     return reinterpret_cast<const uint16_t *>(page + offset)[i];

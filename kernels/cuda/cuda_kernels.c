@@ -1,40 +1,19 @@
 /* The CUDA backend's tables. What is missing returns -ENOTSUP and is named, so that the loader does not take the plugin for a whole one. */
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_private.h"
-#include <errno.h>
+#include "proto/base/base_assert.h"
 
-#define MISSING "page_summaries, window_scores, keydiff_scores, attn_column_sums, and a worker that keeps its arrays in device memory"
-
-static int no_page_summaries(struct stream *s, const struct page_summary_params *p)
-{
-    (void)s, (void)p;
-    return -ENOTSUP;
-}
-
-static int no_window_scores(struct stream *s, const struct window_score_params *p)
-{
-    (void)s, (void)p;
-    return -ENOTSUP;
-}
-
-static int no_keydiff_scores(struct stream *s, const struct keydiff_params *p)
-{
-    (void)s, (void)p;
-    return -ENOTSUP;
-}
-
-static int no_attn_column_sums(struct stream *s, const struct column_sum_params *p)
-{
-    (void)s, (void)p;
-    return -ENOTSUP;
-}
+#define MISSING "fetch_blocks and the scorers minmax, mean, meanvar, oracle of attn_decode, and a worker that keeps its arrays in device memory"
 
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
-    const size_t sample = sizeof(float) * (size_t)bounds->n_vocab, decode = cuda_attn_decode_scratch(bounds);
+    const size_t parts[] = {sizeof(float) * (size_t)bounds->n_vocab, cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds)};
+    size_t most = 0;
     (void)s;
-    return (sample > decode ? sample : decode) + CUDA_TEMP_ALIGN;
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+        most = parts[i] > most ? parts[i] : most;
+    return most + CUDA_TEMP_ALIGN;
 }
 
 const struct kernel_ops *cuda_kernel_ops(void)
@@ -50,10 +29,10 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .qkv_finish = cuda_qkv_finish,
         .attn_prefill = cuda_attn_prefill,
         .attn_decode = cuda_attn_decode,
-        .page_summaries = no_page_summaries,
-        .window_scores = no_window_scores,
-        .keydiff_scores = no_keydiff_scores,
-        .attn_column_sums = no_attn_column_sums,
+        .page_summaries = cuda_page_summaries,
+        .window_scores = cuda_window_scores,
+        .keydiff_scores = cuda_keydiff_scores,
+        .attn_column_sums = cuda_attn_column_sums,
         .topk = cuda_topk,
         .gather_rows = cuda_gather_rows,
         .block_encode = cuda_block_encode,

@@ -5,13 +5,16 @@ set(CUDA_BACKEND_C
   cuda_kernels.c
 )
 set(CUDA_BACKEND_CU
+  attn_column_sums.cu
   attn_decode.cu
   attn_prefill.cu
   block_decode.cu
   block_encode.cu
   embed.cu
   gather_rows.cu
+  keydiff_scores.cu
   matmul.cu
+  page_summaries.cu
   qkv_finish.cu
   rmsnorm.cu
   rope_table.cu
@@ -19,4 +22,5 @@ set(CUDA_BACKEND_CU
   silu_mul.cu
   topk.cu
   weight_pack.cu
+  window_scores.cu
 )

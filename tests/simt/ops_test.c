@@ -162,7 +162,7 @@ static void run(struct ops_test *t, const char *name, void (*test)(struct ops_te
 
 static const struct { const char *name; void (*run)(struct ops_test *); } tests[] = {
     {"device", test_ops_device}, {"elementwise", test_ops_elementwise}, {"matmul", test_ops_matmul}, {"blocks", test_ops_blocks}, {"select", test_ops_select}, {"attention", test_ops_attention},
-    {"decode", test_ops_decode}, {"sample", test_ops_sample},
+    {"decode", test_ops_decode}, {"scores", test_ops_scores}, {"sample", test_ops_sample},
 };
 
 /* ops_test [NAME]...: all groups, or those named. Exit status 0: all passed, 1: a check failed, 2: it could not run. */

@@ -48,3 +48,4 @@ void test_ops_select(struct ops_test *t);
 void test_ops_attention(struct ops_test *t);
 void test_ops_sample(struct ops_test *t);
 void test_ops_decode(struct ops_test *t);
+void test_ops_scores(struct ops_test *t);

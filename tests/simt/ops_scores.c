@@ -1,0 +1,125 @@
+/* Scores by which entries are kept, and summaries by which pages are chosen. */
+#include "tests/simt/ops_test.h"
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void window(struct ops_test *t, struct window_score_params p, const char *name)
+{
+    const size_t stride = (size_t)p.n_keys * (size_t)p.head_dim + 16, k_bytes = stride * (size_t)p.n_kv_heads * 2, q_count = (size_t)(p.n_window * p.n_heads * p.head_dim);
+    const size_t n = (size_t)(p.last - p.first) * (size_t)(p.all_heads ? 1 : p.n_kv_heads);
+    float *q = ops_test_floats(t, q_count, 2), *expected = ops_test_alloc(n * sizeof(float));
+    uint16_t *k = ops_test_bf16(t, k_bytes / 2, 1);
+    p.q = q, p.k = k, p.head_stride = (int64_t)stride, p.scale = 1 / sqrtf((float)p.head_dim), p.scores = expected;
+    ops_test_true(t, "window_scores on the CPU", t->cpu_ops->window_scores(t->cpu, &p) == 0);
+    p.q = ops_test_upload(t, q, q_count * sizeof(float)), p.k = ops_test_upload(t, k, k_bytes), p.scores = ops_test_room(t, n * sizeof(float));
+    ops_test_true(t, "window_scores", t->gpu_ops->window_scores(t->gpu, &p) == 0);
+    float *actual = ops_test_download(t, p.scores, n * sizeof(float));
+    ops_test_nmse(t, ops_test_shape("window_scores %s", name), expected, actual, n, 1e-4);
+    free(q), free(expected), free(k), free(actual);
+}
+
+static void windows(struct ops_test *t)
+{
+    const struct window_score_params plain = {.n_window = 16, .n_keys = 300, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .first = 0, .last = 284, .pool = 1, .chunk = 1};
+    struct window_score_params p = plain;
+    window(t, p, "plain");
+    p.pool = 7;
+    window(t, p, "pooled by head");
+    p.pool_after_group = true, p.first = 3, p.last = 200;
+    window(t, p, "pooled after the group");
+    p = plain, p.n_window = 37, p.n_heads = 6, p.n_keys = 1200, p.first = 1000, p.last = 1163, p.head_dim = 96, p.pool = 5;
+    window(t, p, "a late part of two segments");
+    p = plain, p.n_window = 1, p.n_heads = 7, p.n_kv_heads = 1, p.n_keys = 66, p.last = 65, p.head_dim = 128, p.chunk = 16, p.first = 5;
+    window(t, p, "one query, chunks");
+    p = plain, p.all_heads = true, p.head_dim = 80, p.pool = 3;
+    window(t, p, "all heads");
+    p = plain, p.pool = 129;
+    ops_test_true(t, "a pool without a kernel", t->gpu_ops->window_scores(t->gpu, &p) == -ENOTSUP);
+    p = plain, p.last = 285;
+    ops_test_true(t, "keys of the window itself", t->gpu_ops->window_scores(t->gpu, &p) == -EINVAL);
+}
+
+static void keydiff(struct ops_test *t, int64_t n_keys, int n_kv_heads, int d, int64_t first, int64_t last)
+{
+    const size_t stride = (size_t)n_keys * (size_t)d, bytes = stride * (size_t)n_kv_heads * 2, n = (size_t)(last - first) * (size_t)n_kv_heads;
+    uint16_t *k = ops_test_bf16(t, bytes / 2, 1);
+    float *expected = ops_test_alloc(n * sizeof(float));
+    for (size_t i = 0; i < bytes / 2; i += 3) /* a direction that most keys share */
+        k[i] = 0x3F80;
+    memset(k, 0, (size_t)d * 2); /* a key of length 0 */
+    struct keydiff_params p = {.k = k, .head_stride = (int64_t)stride, .n_keys = n_keys, .n_kv_heads = n_kv_heads, .head_dim = d, .first = first, .last = last, .scores = expected};
+    t->cpu_ops->keydiff_scores(t->cpu, &p);
+    p.k = ops_test_upload(t, k, bytes), p.scores = ops_test_room(t, n * sizeof(float));
+    ops_test_true(t, "keydiff_scores", t->gpu_ops->keydiff_scores(t->gpu, &p) == 0);
+    float *actual = ops_test_download(t, p.scores, n * sizeof(float));
+    ops_test_nmse(t, ops_test_shape("keydiff_scores keys %d heads %d d %d", (int)n_keys, n_kv_heads, d), expected, actual, n, 1e-10);
+    free(k), free(expected), free(actual);
+}
+
+/* Two calls, as a prompt's prefill makes them: the second continues the sums of the first. */
+static void column_sums(struct ops_test *t, int n_first, int n_second, int n_heads, int n_kv_heads, int d)
+{
+    const int n_keys = n_first + n_second;
+    const size_t stride = (size_t)(n_keys * d) + 8, k_bytes = stride * (size_t)n_kv_heads * 2, row = (size_t)(n_heads * d), sums_bytes = (size_t)(n_keys * n_kv_heads) * sizeof(float);
+    float *q = ops_test_floats(t, (size_t)n_keys * row, 2), *out = ops_test_alloc((size_t)n_keys * row * sizeof(float)), *ml = ops_test_alloc((size_t)(n_keys * n_heads) * 2 * sizeof(float));
+    float *sums = ops_test_alloc(sums_bytes), *gpu_q = ops_test_upload(t, q, (size_t)n_keys * row * sizeof(float)), *gpu_sums = ops_test_room(t, sums_bytes);
+    uint16_t *k = ops_test_bf16(t, k_bytes / 2, 1), *gpu_k = ops_test_upload(t, k, k_bytes);
+    for (int call = 0; call < 2; call++) {
+        const int pos0 = call ? n_first : 0, n_q = call ? n_second : n_first;
+        struct attn_prefill_params attn = {.q = q + (size_t)pos0 * row, .pos0 = pos0, .n_q = n_q, .k = k, .v = k, .head_stride = (int64_t)stride, .n_heads = n_heads, .n_kv_heads = n_kv_heads,
+                                           .head_dim = d, .scale = 1 / sqrtf((float)d), .out = out, .ret_ml = ml};
+        struct column_sum_params p = {.attn = &attn, .sums = sums, .sum_stride = n_keys};
+        t->cpu_ops->attn_prefill(t->cpu, &attn);
+        t->cpu_ops->attn_column_sums(t->cpu, &p);
+        attn.q = gpu_q + (size_t)pos0 * row, attn.k = attn.v = gpu_k, attn.out = ops_test_room(t, (size_t)n_q * row * sizeof(float));
+        attn.ret_ml = ops_test_room(t, (size_t)(n_q * n_heads) * 2 * sizeof(float));
+        p.sums = gpu_sums;
+        ops_test_true(t, "attn_column_sums", t->gpu_ops->attn_prefill(t->gpu, &attn) == 0 && t->gpu_ops->attn_column_sums(t->gpu, &p) == 0);
+    }
+    float *actual = ops_test_download(t, gpu_sums, sums_bytes);
+    ops_test_nmse(t, ops_test_shape("attn_column_sums %d + %d queries heads %d/%d d %d", n_first, n_second, n_heads, n_kv_heads, d), sums, actual, (size_t)(n_keys * n_kv_heads), 1e-4);
+    free(q), free(out), free(ml), free(sums), free(k), free(actual);
+}
+
+static void summaries(struct ops_test *t, enum page_scorer scorer, enum kv_format format, int d)
+{
+    struct block_layout layout;
+    block_layout_init(&layout, format, 1, 1, (uint32_t)d);
+    uint16_t *k = ops_test_bf16(t, (size_t)(BLOCK_TOKENS * d), 2);
+    uint8_t *slice = ops_test_alloc(layout.slice_bytes[1]);
+    struct block_params params = {.layout = &layout, .first = true, .slice = slice, .k = k, .v = k, .head_stride = BLOCK_TOKENS * d};
+    t->cpu_ops->block_encode(t->cpu, &params, false);
+    uint8_t *gpu_slice = ops_test_upload(t, slice, layout.slice_bytes[1]);
+    struct kv_page pages[BLOCK_SUBPAGES], gpu_pages[BLOCK_SUBPAGES];
+    for (uint32_t i = 0; i < BLOCK_SUBPAGES; i++) {
+        pages[i] = (struct kv_page){.page = slice + block_subpage_offset(&layout, true, 0, i), .index = slice, .tokens = (uint16_t)(i == 3 ? 0 : 0xFFFF >> i ^ 0x0110), .sink = i == 0};
+        gpu_pages[i] = pages[i];
+        gpu_pages[i].page = gpu_slice + block_subpage_offset(&layout, true, 0, i);
+    }
+    const size_t bytes = page_summary_bytes(scorer, d) * BLOCK_SUBPAGES;
+    uint8_t *expected = ops_test_alloc(bytes), *room = ops_test_room(t, bytes);
+    struct page_summary_params p = {.scorer = scorer, .layout = &layout, .pages = pages, .n_pages = BLOCK_SUBPAGES, .summaries = expected};
+    t->cpu_ops->page_summaries(t->cpu, &p);
+    p.pages = ops_test_upload(t, gpu_pages, sizeof gpu_pages), p.summaries = room;
+    ops_test_true(t, "page_summaries", t->gpu_ops->page_summaries(t->gpu, &p) == 0);
+    uint8_t *actual = ops_test_download(t, room, bytes);
+    ops_test_same(t, ops_test_shape("page_summaries scorer %d %s d %d", (int)scorer, kv_format_name(format), d), expected, actual, bytes);
+    free(k), free(slice), free(expected), free(actual);
+}
+
+void test_ops_scores(struct ops_test *t)
+{
+    windows(t);
+    keydiff(t, 100, 2, 64, 10, 90);
+    keydiff(t, 2100, 1, 48, 0, 2100);
+    keydiff(t, 3, 3, 256, 1, 3);
+    column_sums(t, 128, 40, 3, 1, 64);
+    column_sums(t, 128, 1, 4, 2, 128);
+    summaries(t, PAGE_SCORER_MINMAX, KV_FORMAT_K8V4, 64);
+    summaries(t, PAGE_SCORER_MEAN, KV_FORMAT_BF16, 96);
+    summaries(t, PAGE_SCORER_MEANVAR, KV_FORMAT_K8V8, 128);
+    struct page_summary_params p = {.scorer = PAGE_SCORER_INDEX2};
+    ops_test_true(t, "a scorer without summaries", t->gpu_ops->page_summaries(t->gpu, &p) == -EINVAL);
+}
