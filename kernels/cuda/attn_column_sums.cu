@@ -1,6 +1,6 @@
 /* What each key got from the queries of one block (H2O): the weights of attn_prefill once more, from its (m, l), added to the sums of the calls before. A block has 64 keys of one KV head and
  * goes over all queries of the group's heads: grid [key tiles, n_kv_heads].
- * bf16 operands; the order of a sum is fixed but not the CPU's chain. Head dims 64, 80, 96, 128; k on 16 bytes. */
+ * bf16 operands; the order of a sum is fixed but not the CPU's chain. Head dims 64, 80, 96, 128; k on 16 bytes; no key biases. */
 #include "kernels/cuda/attn_columns.cuh"
 #include <errno.h>
 
@@ -53,7 +53,7 @@ extern "C" int cuda_attn_column_sums(struct stream *s, const struct column_sum_p
     const struct attn_prefill_params *q = p->attn;
     if (q->n_q < 1 || q->n_q > BLOCK_TOKENS || q->pos0 < 0 || q->n_kv_heads < 1 || q->n_heads < 1 || q->n_heads % q->n_kv_heads != 0 || !q->ret_ml || p->sum_stride < q->pos0 + q->n_q)
         return -EINVAL;
-    if ((uintptr_t)q->k % 16 || q->head_stride % 8 || q->n_kv_heads > 65535)
+    if (q->bias || (uintptr_t)q->k % 16 || q->head_stride % 8 || q->n_kv_heads > 65535)
         return -ENOTSUP;
     const struct column_args a = {*q, p->sums, p->sum_stride, q->n_heads / q->n_kv_heads};
     COLUMNS_EACH_DIM(q->head_dim, launch, s, a)

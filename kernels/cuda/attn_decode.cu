@@ -1,7 +1,7 @@
 /* Decode attention of one token: fast rows, scores of the slow sub-pages, the choice, the chosen pages, the merge (kernels.h has the formula), for all items of a call in five kernels:
  *
  *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_parts.cuh
- *   score   log-sum-exp of every page by the 2-bit index         dp4a, attn_index.cuh
+ *   score   what the scorer expects of every page                dp4a on the 2-bit index, attn_index.cuh; the others attn_summary.cuh
  *   choose  masses, the fetch_pages largest                      one block an item, radix_select.cuh
  *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores
  *   merge   all partials of an item by log-sum-exp               a block a head
@@ -9,14 +9,55 @@
  * Items that attend every page, or the newest ones, skip score and choose. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
  * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU about 1e-5; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
  * of nearly equal mass.
- * Scorers index2 and recent, pages alone (no fetch_blocks), head dims 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `pages` is device memory; `items` is the host's, and ret_chosen too:
- * with it the call waits. */
+ * Head dims 64, 80 (rows alone), 96, 128, groups up to 16, no key biases: else -ENOTSUP. `pages` and `summaries` are device memory; `items` is the host's, and ret_chosen too. With ret_chosen,
+ * or where blocks are chosen, the call waits. */
 #include "kernels/cuda/attn_decode_parts.cuh"
 #include "kernels/cuda/attn_index.cuh"
+#include "kernels/cuda/attn_summary.cuh"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/radix_select.cuh"
 #include <errno.h>
 #include <string.h>
+
+/* A warp a page. Queries are prepared once a block. */
+__global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const struct decode_args a)
+{
+    __shared__ __align__(16) struct index_query iq;
+    __shared__ struct summary_query sq;
+    const struct decode_item &item = a.items[blockIdx.y];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i = (int)blockIdx.x * SCORE_WARPS + warp, d = a.head_dim;
+    const bool index = a.scorer == PAGE_SCORER_INDEX2, oracle = a.scorer == PAGE_SCORER_ORACLE;
+    if (!item.scored || (int)blockIdx.x * SCORE_WARPS >= item.n_pages)
+        return;
+    for (int h = warp; h < a.group; h += SCORE_WARPS) {
+        if (index) {
+            index_quantize(&iq, item.q + h * d, h, d, a.scale);
+            continue;
+        }
+        for (int c = lane; c < d; c += 32)
+            sq.q[h][c] = item.q[h * d + c] * a.scale;
+        if (!oracle)
+            summary_rotate_back(sq.q[h], d);
+    }
+    __syncthreads();
+    if (i >= item.n_pages)
+        return;
+    const struct kv_page &page = item.pages[i];
+    const int vectors = page_summary_vectors_of(a.scorer);
+    const uint16_t *summary = reinterpret_cast<const uint16_t *>(item.summaries) + (int64_t)i * vectors * d;
+    float *e = item.e + (int64_t)i * a.group;
+    for (int h = 0; index && h < a.group; h++) {
+        const float score = index_page_score(&iq, a.layout, page, h);
+        if (lane == 0)
+            e[h] = score;
+    }
+    for (int first = 0; !index && first < a.group; first += 2) { /* two heads at a time; the second half may repeat the last one */
+        const int h = first + lane / 16 < a.group ? first + lane / 16 : a.group - 1;
+        const float score = oracle ? oracle_score(sq.q[h], page.sink ? a.layout.sink : a.layout.page, page, d) : summary_score(a.scorer, sq.q[h], d, page.tokens, summary);
+        if (lane % 16 == 0 && first + lane / 16 < a.group)
+            e[h] = score;
+    }
+}
 
 /* log-sum-exp over everything that a head may attend, by the whole block. */
 DEVICE float head_total(const struct decode_args &a, const struct decode_item &item, int h, float *part)
@@ -40,14 +81,59 @@ DEVICE float head_total(const struct decode_args &a, const struct decode_item &i
     return m + log_float(block_sum(l, part));
 }
 
-__global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const struct decode_args a)
+/* Page i is the first of its block in the list. */
+DEVICE bool starts_block(const struct decode_item &item, int i)
 {
-    __shared__ struct radix_shared radix;
-    __shared__ float part[32], total[DECODE_GROUP_MAX];
-    const struct decode_item &item = a.items[blockIdx.x];
-    if (!item.scored)
-        return;
-    for (int h = 0; h < a.group; h++) {
+    return i == 0 || item.pages[i].subpage / BLOCK_SUBPAGES != item.pages[i - 1].subpage / BLOCK_SUBPAGES;
+}
+
+/* The sum of a block's masses at its first page; -inf at the others, so that no choice falls on them. All threads; `e` has served and takes the result. Returns how many blocks there are. */
+DEVICE int block_masses(const struct decode_item &item, int *n_blocks)
+{
+    if (threadIdx.x == 0)
+        *n_blocks = 0;
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS) {
+        float mass = starts_block(item, i) ? item.mass[i] : -INFINITY;
+        for (int j = i + 1; mass > -INFINITY && j < item.n_pages && !starts_block(item, j); j++)
+            mass += item.mass[j];
+        item.e[i] = mass;
+        if (mass > -INFINITY)
+            atomicAdd(n_blocks, 1);
+    }
+    __syncthreads();
+    return *n_blocks;
+}
+
+/* The pages of the chosen blocks, by the first warp, a block a lane. */
+DEVICE void blocks_to_pages(const struct decode_item &item)
+{
+    const int lane = (int)threadIdx.x;
+    int n = 0;
+    for (int first = 0; first < item.n_choices; first += 32) {
+        const bool there = first + lane < item.n_choices;
+        const int page = there ? item.blocks[first + lane] : 0;
+        int count = there, before;
+        while (there && page + count < item.n_pages && !starts_block(item, page + count))
+            count++;
+        before = count;
+        for (int x = 1; x < 32; x *= 2) {
+            const int below = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)x);
+            before += lane >= x ? below : 0;
+        }
+        for (int j = 0; j < count; j++)
+            item.chosen[n + before - count + j] = page + j;
+        n += __shfl_sync(0xFFFFFFFFu, before, 31);
+    }
+    if (lane == 0)
+        *item.n_now = n;
+}
+
+/* Masses of the pages, by all threads; the newest weigh most where nothing is scored. */
+DEVICE void page_masses(const struct decode_args &a, const struct decode_item &item, float *part, float *total)
+{
+    const bool recent = a.scorer == PAGE_SCORER_RECENT;
+    for (int h = 0; !recent && h < a.group; h++) {
         const float t = head_total(a, item, h, part);
         if (threadIdx.x == 0)
             total[h] = t;
@@ -55,13 +141,38 @@ __global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const str
     __syncthreads();
     for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS) {
         float mass = 0;
-        for (int h = 0; h < a.group; h++)
+        for (int h = 0; !recent && h < a.group; h++)
             mass += exp_nonpositive(item.e[(int64_t)i * a.group + h] - total[h]);
-        item.mass[i] = mass / (float)a.group;
+        item.mass[i] = recent ? (float)i : mass / (float)a.group;
     }
     __syncthreads();
-    radix_find(&radix, item.mass, item.n_pages, item.n_chosen);
-    radix_collect(&radix, item.mass, item.n_pages, item.chosen);
+}
+
+__global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const struct decode_args a)
+{
+    __shared__ struct radix_shared radix;
+    __shared__ float part[32], total[DECODE_GROUP_MAX];
+    __shared__ int n_blocks;
+    const struct decode_item &item = a.items[blockIdx.x];
+    if (!item.scored)
+        return;
+    page_masses(a, item, part, total);
+    if (!item.blocks) {
+        radix_find(&radix, item.mass, item.n_pages, item.n_choices);
+        radix_collect(&radix, item.mass, item.n_pages, item.chosen);
+        return;
+    }
+    if (block_masses(item, &n_blocks) > item.n_choices) {
+        radix_find(&radix, item.e, item.n_pages, item.n_choices);
+        radix_collect(&radix, item.e, item.n_pages, item.blocks);
+        if (threadIdx.x < 32)
+            blocks_to_pages(item); /* after the barrier that ends radix_collect */
+        return;
+    }
+    for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS)
+        item.chosen[i] = i;
+    if (threadIdx.x == 0)
+        *item.n_now = item.n_pages;
 }
 
 /* A head of an item a block, a thread a dim. */
@@ -69,12 +180,13 @@ __global__ void decode_merge_kernel(const struct decode_args a)
 {
     const struct decode_item &item = a.items[blockIdx.y];
     const int h = (int)blockIdx.x, c = (int)threadIdx.x, d = a.head_dim;
+    const int n_parts = item.n_row_parts[0] + item.n_row_parts[1] + (decode_n_chosen(item) + DECODE_PAGES - 1) / DECODE_PAGES;
     float m = -INFINITY, l = 0, sum = 0;
     if (c >= d)
         return;
-    for (int i = 0; i < item.n_parts; i++)
+    for (int i = 0; i < n_parts; i++)
         m = fmaxf(m, item.ml[2 * (i * a.group + h)]);
-    for (int i = 0; i < item.n_parts; i++) {
+    for (int i = 0; i < n_parts; i++) {
         const float weight = exp_nonpositive(item.ml[2 * (i * a.group + h)] - m);
         l = fmaf(weight, item.ml[2 * (i * a.group + h) + 1], l);
         sum = fmaf(weight, item.o[((int64_t)i * a.group + h) * d + c], sum);
@@ -92,29 +204,45 @@ static void *take(uint8_t *base, size_t *used, size_t bytes)
     return piece;
 }
 
+/* How many pages or blocks are chosen. The page list is device memory, so its blocks are counted there: with fetch_blocks every item that may have more than it may attend goes through the
+ * choice on the device, with RECENT too. */
+static void item_choice(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks)
+{
+    to->n_choices = blocks ? from->fetch_pages / BLOCK_SUBPAGES : from->fetch_pages;
+    const bool more = from->n_pages > to->n_choices;
+    to->n_chosen = from->n_pages < from->fetch_pages ? from->n_pages : from->fetch_pages;
+    if (to->n_choices == 0)
+        to->n_chosen = 0;
+    to->scored = more && to->n_choices > 0 && (blocks || scorer != PAGE_SCORER_RECENT);
+    to->first_page = from->n_pages - to->n_chosen;
+}
+
 /* Counts and scratch of one item; returns the scratch's size. */
-static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, int group, int d, uint8_t *base)
+static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks, int group, int d, uint8_t *base)
 {
     size_t used = 0;
     *to = {};
     to->q = from->q;
     to->out = from->out;
     to->pages = from->pages;
+    to->summaries = from->summaries;
     to->n_pages = from->n_pages;
-    to->n_chosen = from->n_pages < from->fetch_pages ? from->n_pages : from->fetch_pages;
-    to->first_page = from->n_pages - to->n_chosen;
-    to->scored = scorer != PAGE_SCORER_RECENT && to->n_chosen > 0 && to->n_chosen < from->n_pages;
+    item_choice(to, from, scorer, blocks);
     for (int r = 0; r < 2; r++) {
         to->rows[r] = from->rows[r];
         to->n_row_parts[r] = (int)ceil_div64(from->rows[r].n, DECODE_ROWS);
     }
-    to->n_parts = to->n_row_parts[0] + to->n_row_parts[1] + (int)ceil_div64(to->n_chosen, DECODE_PAGES);
-    const size_t parts = (size_t)to->n_parts * (size_t)group, pages = to->scored ? (size_t)from->n_pages : 0;
+    to->n_page_parts = (int)ceil_div64(to->n_chosen, DECODE_PAGES);
+    const size_t parts = (size_t)(to->n_row_parts[0] + to->n_row_parts[1] + to->n_page_parts) * (size_t)group, pages = to->scored ? (size_t)from->n_pages : 0;
     to->ml = (float *)take(base, &used, parts * 2 * sizeof(float));
     to->o = (float *)take(base, &used, parts * (size_t)d * sizeof(float));
     to->e = (float *)take(base, &used, pages * (size_t)group * sizeof(float));
     to->mass = (float *)take(base, &used, pages * sizeof(float));
     to->chosen = (int32_t *)take(base, &used, to->scored ? (size_t)to->n_chosen * sizeof(int32_t) : 0);
+    if (to->scored && blocks) {
+        to->blocks = (int32_t *)take(base, &used, (size_t)to->n_choices * sizeof(int32_t));
+        to->n_now = (int32_t *)take(base, &used, sizeof(int32_t));
+    }
     return used;
 }
 
@@ -128,7 +256,7 @@ extern "C" size_t cuda_attn_decode_scratch(const struct op_bounds *b)
     item.rows[1].n = b->n_rows[1];
     item.n_pages = b->n_pages;
     item.fetch_pages = b->fetch_pages;
-    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
+    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
 }
 
 /* The most parts and pages that any item has: the grids. */
@@ -140,9 +268,8 @@ static struct decode_extent extent_of(const struct decode_item *items, int n)
 {
     struct decode_extent x = {};
     for (int i = 0; i < n; i++) {
-        const int rows = items[i].n_row_parts[0] + items[i].n_row_parts[1];
-        x.row_parts = max(x.row_parts, rows);
-        x.page_parts = max(x.page_parts, items[i].n_parts - rows);
+        x.row_parts = max(x.row_parts, items[i].n_row_parts[0] + items[i].n_row_parts[1]);
+        x.page_parts = max(x.page_parts, items[i].n_page_parts);
         x.scored_pages = max(x.scored_pages, items[i].scored ? items[i].n_pages : 0);
     }
     return x;
@@ -177,7 +304,7 @@ static int launch_parts_any(struct stream *s, const struct decode_args &a, int n
 static int launch_all(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x)
 {
     int r = launch_parts_any(s, a, n_items, x, false);
-    if (r == 0 && x.scored_pages > 0)
+    if (r == 0 && x.scored_pages > 0 && a.scorer != PAGE_SCORER_RECENT)
         r = cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_pages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
     if (r == 0 && x.scored_pages > 0)
         r = cuda_error(LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s->cuda, a));
@@ -188,18 +315,35 @@ static int launch_all(struct stream *s, const struct decode_args &a, int n_items
     return r;
 }
 
+/* How many pages each item attends, where the device chose. */
+static int return_counts(struct stream *s, struct attn_decode_params *p, const struct decode_item *items)
+{
+    void *host, *device;
+    bool any = false;
+    int r = stream_args_room(s, sizeof(int32_t) * (size_t)p->n_items, &host, &device);
+    int32_t *counts = (int32_t *)host;
+    for (int i = 0; r == 0 && i < p->n_items; i++)
+        if (items[i].n_now) {
+            any = true;
+            r = cuda_error(cudaMemcpyAsync(counts + i, items[i].n_now, sizeof *counts, cudaMemcpyDeviceToHost, s->cuda));
+        }
+    if (r == 0 && any)
+        r = stream_wait_idle(s);
+    for (int i = 0; r == 0 && i < p->n_items; i++)
+        p->items[i].ret_n_chosen = items[i].n_now ? counts[i] : items[i].n_chosen;
+    return r;
+}
+
 /* What was chosen, to the host's lists. */
 static int return_chosen(struct stream *s, struct attn_decode_params *p, const struct decode_item *items)
 {
     bool wait = false;
-    int r = 0;
-    for (int i = 0; i < p->n_items; i++) {
-        struct attn_decode_item *item = &p->items[i];
-        item->ret_n_chosen = items[i].n_chosen;
+    int r = return_counts(s, p, items);
+    for (int i = 0; r == 0 && i < p->n_items; i++) {
+        const struct attn_decode_item *item = &p->items[i];
         if (item->ret_chosen && items[i].scored) {
             wait = true;
-            if (r == 0)
-                r = cuda_error(cudaMemcpyAsync(item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)items[i].n_chosen, cudaMemcpyDeviceToHost, s->cuda));
+            r = cuda_error(cudaMemcpyAsync(item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)item->ret_n_chosen, cudaMemcpyDeviceToHost, s->cuda));
         }
         for (int j = 0; item->ret_chosen && !items[i].scored && j < items[i].n_chosen; j++)
             item->ret_chosen[j] = items[i].first_page + j;
@@ -215,6 +359,7 @@ static bool on_16_bytes(const struct kv_rows *rows)
 static int check(const struct attn_decode_params *p)
 {
     const int d = p->head_dim;
+    const bool summaries = page_summary_vectors(p->scorer) > 0;
     if (p->n_items < 0 || p->group < 1 || (unsigned)p->scorer >= PAGE_SCORER_COUNT)
         return -EINVAL;
     for (int i = 0; i < p->n_items; i++) {
@@ -223,10 +368,12 @@ static int check(const struct attn_decode_params *p)
             return -EINVAL;
         if (item->n_pages > 0 && (!p->layout || (int)p->layout->head_dim != d))
             return -EINVAL;
+        if ((p->fetch_blocks && item->fetch_pages != INT32_MAX && item->fetch_pages % BLOCK_SUBPAGES) || (summaries && !item->summaries && item->fetch_pages < item->n_pages))
+            return -EINVAL;
         if (!on_16_bytes(&item->rows[0]) || !on_16_bytes(&item->rows[1]))
             return -ENOTSUP;
     }
-    if (p->group > DECODE_GROUP_MAX || p->n_items > 65535 || p->fetch_blocks || (p->scorer != PAGE_SCORER_INDEX2 && p->scorer != PAGE_SCORER_RECENT))
+    if (p->bias || p->group > DECODE_GROUP_MAX || p->n_items > 65535)
         return -ENOTSUP;
     return d == 64 || d == 80 || d == 96 || d == 128 ? 0 : -ENOTSUP;
 }
@@ -244,13 +391,13 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
         return r;
     struct decode_item *items = (struct decode_item *)host;
     for (int i = 0; i < p->n_items; i++)
-        bytes += item_init(&items[i], &p->items[i], p->scorer, p->group, p->head_dim, nullptr);
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->group, p->head_dim, nullptr);
     r = stream_temp(s, bytes, &scratch);
     if (r < 0)
         return r;
     bytes = 0;
     for (int i = 0; i < p->n_items; i++)
-        bytes += item_init(&items[i], &p->items[i], p->scorer, p->group, p->head_dim, (uint8_t *)scratch + bytes);
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->group, p->head_dim, (uint8_t *)scratch + bytes);
     struct decode_args a = {};
     a.items = (const struct decode_item *)device;
     if (p->layout)
@@ -258,6 +405,7 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     a.group = p->group;
     a.head_dim = p->head_dim;
     a.scale = p->scale;
+    a.scorer = p->scorer;
     r = cuda_error(cudaMemcpyAsync(device, host, list_bytes, cudaMemcpyHostToDevice, s->cuda));
     if (r == 0)
         r = launch_all(s, a, p->n_items, extent_of(items, p->n_items));

@@ -103,9 +103,9 @@ template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_pages_
     typedef struct decode_shared<D> S;
     const struct decode_item &item = a.items[blockIdx.y];
     const int part = (int)blockIdx.x + item.n_row_parts[0] + item.n_row_parts[1], warp = (int)threadIdx.x / 32;
-    if (part >= item.n_parts)
+    const int first = (int)blockIdx.x * DECODE_PAGES, n = min(decode_n_chosen(item) - first, (int)DECODE_PAGES);
+    if (n <= 0)
         return;
-    const int first = (int)blockIdx.x * DECODE_PAGES, n = min(item.n_chosen - first, (int)DECODE_PAGES);
     uint16_t *tiles = shared + S::QUERIES, *keys = tiles + warp * S::STAGES * 2 * S::TILE, *values = keys + S::TILE;
     struct attn_tile_rows<D> r;
     decode_queries<D>(a, item, shared, r);

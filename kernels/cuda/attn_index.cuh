@@ -59,22 +59,3 @@ DEVICE float index_page_score(const struct index_query *iq, const struct block_l
     const float sum = warp_sum(lane < 16 ? exp_nonpositive(s - m) : 0.0f); /* a page without slow tokens: NaN there, so 0 */
     return m + log_float(sum);
 }
-
-__global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const struct decode_args a)
-{
-    __shared__ __align__(16) struct index_query iq;
-    const struct decode_item &item = a.items[blockIdx.y];
-    const int warp = (int)threadIdx.x / 32, page = (int)blockIdx.x * SCORE_WARPS + warp;
-    if (!item.scored || (int)blockIdx.x * SCORE_WARPS >= item.n_pages)
-        return;
-    for (int h = warp; h < a.group; h += SCORE_WARPS)
-        index_quantize(&iq, item.q + h * a.head_dim, h, a.head_dim, a.scale);
-    __syncthreads();
-    if (page >= item.n_pages)
-        return;
-    for (int h = 0; h < a.group; h++) {
-        const float e = index_page_score(&iq, a.layout, item.pages[page], h);
-        if (threadIdx.x % 32 == 0)
-            item.e[(int64_t)page * a.group + h] = e;
-    }
-}

@@ -5,7 +5,7 @@
  * and bf16 operands: NMSE against the CPU about 1e-5.
  * Shared memory: (64 + 2 * 128) (D + 8) * 2 bytes, 87,040 at D = 128: one block a multiprocessor with 100 KiB, two with 227. With few heads and few queries most
  * multiprocessors stay idle; the keys are not split yet.
- * Head dims 64, 80, 96, 128; any group; k, v and their strides on 16 bytes. */
+ * Head dims 64, 80, 96, 128; any group; k, v and their strides on 16 bytes; no key biases. */
 #include "kernels/cuda/attn_tile.cuh"
 #include "kernels/cuda/cuda_private.h"
 #include <errno.h>
@@ -91,7 +91,7 @@ extern "C" int cuda_attn_prefill(struct stream *s, const struct attn_prefill_par
     if (p->n_q < 1 || p->n_q > BLOCK_TOKENS || p->pos0 < 0 || p->pos0 / BLOCK_TOKENS != (p->pos0 + p->n_q - 1) / BLOCK_TOKENS || p->n_kv_heads < 1 || p->n_heads < 1 ||
         p->n_heads % p->n_kv_heads != 0)
         return -EINVAL;
-    if ((uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
+    if (p->bias || (uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
         return -ENOTSUP;
     const struct prefill_args a = {*p, p->n_heads / p->n_kv_heads, p->n_q * (p->n_heads / p->n_kv_heads)};
     switch (p->head_dim) {

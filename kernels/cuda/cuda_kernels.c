@@ -3,7 +3,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include "proto/base/base_assert.h"
 
-#define MISSING "fetch_blocks and the scorers minmax, mean, meanvar, oracle of attn_decode, and a worker that keeps its arrays in device memory"
+#define MISSING "key biases, and a worker that keeps its arrays in device memory"
 
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)

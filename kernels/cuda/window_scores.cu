@@ -7,7 +7,7 @@
  *   chunks  means over aligned chunks of positions
  *
  * Rows are (head of the group, query), each head's queries filled up to whole strips of 16. bf16 operands, sums in fixed orders: NMSE against the CPU about 1e-6.
- * Head dims 64, 80, 96, 128; k on 16 bytes; the bounds of kernels.h. */
+ * Head dims 64, 80, 96, 128; k on 16 bytes; no key biases; the bounds of kernels.h. */
 #include "kernels/cuda/attn_columns.cuh"
 #include "kernels/cuda/elementwise.cuh"
 #include <errno.h>
@@ -187,7 +187,7 @@ static int check(const struct window_score_params *p)
         p->pool % 2 == 0 || p->chunk < 1)
         return -EINVAL;
     const int group = p->n_heads / p->n_kv_heads;
-    if (p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group || SEGMENT_KEYS % p->chunk != 0 || (uintptr_t)p->k % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
+    if (p->bias || p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group || SEGMENT_KEYS % p->chunk != 0 || (uintptr_t)p->k % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
         return -ENOTSUP;
     return 0;
 }

@@ -13,13 +13,18 @@ struct decode_case {
     int group, d, n_blocks, n_kept, n_recent, fetch;
     double kept_share; /* of a page's tokens that are not slow */
     enum page_scorer scorer;
+    bool blocks;
 };
 
 static const struct decode_case cases[] = {
-    {KV_FORMAT_K8V4, 3, 64, 3, 70, 40, INT_MAX, .2, PAGE_SCORER_INDEX2}, {KV_FORMAT_K8V4, 4, 128, 6, 300, 17, 20, .1, PAGE_SCORER_INDEX2},
-    {KV_FORMAT_K8V8, 16, 96, 2, 1, 0, 5, .4, PAGE_SCORER_INDEX2},        {KV_FORMAT_BF16, 1, 64, 2, 0, 3, 1, 0, PAGE_SCORER_INDEX2},
-    {KV_FORMAT_K8V4, 2, 64, 5, 600, 5, 33, .3, PAGE_SCORER_RECENT},      {KV_FORMAT_K8V4, 7, 64, 2, 20, 20, 0, .1, PAGE_SCORER_INDEX2},
-    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2},      {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2},
+    {KV_FORMAT_K8V4, 3, 64, 3, 70, 40, INT_MAX, .2, PAGE_SCORER_INDEX2, false}, {KV_FORMAT_K8V4, 4, 128, 6, 300, 17, 20, .1, PAGE_SCORER_INDEX2, false},
+    {KV_FORMAT_K8V8, 16, 96, 2, 1, 0, 5, .4, PAGE_SCORER_INDEX2, false},        {KV_FORMAT_BF16, 1, 64, 2, 0, 3, 1, 0, PAGE_SCORER_INDEX2, false},
+    {KV_FORMAT_K8V4, 2, 64, 5, 600, 5, 33, .3, PAGE_SCORER_RECENT, false},      {KV_FORMAT_K8V4, 3, 64, 5, 9, 5, 11, .3, PAGE_SCORER_MINMAX, false},
+    {KV_FORMAT_K8V8, 2, 96, 3, 9, 5, 7, .3, PAGE_SCORER_MEAN, false},           {KV_FORMAT_K8V4, 7, 128, 3, 9, 5, 7, .3, PAGE_SCORER_MEANVAR, false},
+    {KV_FORMAT_K8V4, 1, 64, 3, 9, 5, 7, .3, PAGE_SCORER_ORACLE, false},         {KV_FORMAT_K8V4, 3, 64, 6, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true},
+    {KV_FORMAT_K8V4, 2, 64, 6, 9, 5, 24, .2, PAGE_SCORER_RECENT, true},  {KV_FORMAT_K8V4, 2, 64, 2, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true},
+    {KV_FORMAT_K8V4, 7, 64, 2, 20, 20, 0, .1, PAGE_SCORER_INDEX2, false},
+    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2, false},      {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2, false},
 };
 
 /* One item on both sides. What the CPU's points at is the host's, what the GPU's points at the device's. */
@@ -28,6 +33,7 @@ struct decode_pair {
     uint8_t *pool;
     struct kv_page *pages;
     uint16_t *k, *v;
+    uint8_t *summaries;
     float *q, *out;
     int32_t cpu_chosen[64], gpu_chosen[64];
 };
@@ -75,20 +81,24 @@ static void pair_make(struct ops_test *t, const struct decode_case *c, const str
     const int n_pages = pages_list(c, layout, pool, tokens, p->pages);
     struct kv_page *gpu_pages = ops_test_upload(t, p->pages, sizeof *p->pages * 64);
     pages_list(c, layout, p->pool, tokens, p->pages);
+    const size_t summary_bytes = page_summary_bytes(c->scorer, c->d) * 64;
+    p->summaries = ops_test_alloc(summary_bytes);
+    if (summary_bytes > 0)
+        t->cpu_ops->page_summaries(t->cpu, &(struct page_summary_params){.scorer = c->scorer, .layout = layout, .pages = p->pages, .n_pages = n_pages, .summaries = p->summaries});
     p->q = ops_test_floats(t, q_bytes / sizeof(float), 3);
     p->out = ops_test_alloc(q_bytes);
     p->k = ops_test_bf16(t, n_rows * d + 8, 1), p->v = ops_test_bf16(t, n_rows * d + 8, 1);
     uint16_t *gk = ops_test_upload(t, p->k, row_bytes + 16), *gv = ops_test_upload(t, p->v, row_bytes + 16);
     const size_t recent = (size_t)c->n_kept * d;
     p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{p->k, p->v, c->n_kept}, {p->k + recent, p->v + recent, c->n_recent}}, .pages = p->pages, .n_pages = n_pages,
-                                       .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen};
+                                       .summaries = p->summaries, .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen};
     p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room(t, q_bytes), .rows = {{gk, gv, c->n_kept}, {gk + recent, gv + recent, c->n_recent}},
-                                       .pages = gpu_pages, .n_pages = n_pages, .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen};
+                                       .pages = gpu_pages, .n_pages = n_pages, .summaries = ops_test_upload(t, p->summaries, summary_bytes), .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen};
 }
 
 static void pair_free(struct decode_pair *p)
 {
-    free(p->pool), free(p->pages), free(p->k), free(p->v), free(p->q), free(p->out);
+    free(p->pool), free(p->pages), free(p->summaries), free(p->k), free(p->v), free(p->q), free(p->out);
 }
 
 static void decode(struct ops_test *t, const struct decode_case *c)
@@ -104,14 +114,14 @@ static void decode(struct ops_test *t, const struct decode_case *c)
         gpu[i] = pairs[i].gpu;
     }
     gpu[1].rows[1].n = cpu[1].rows[1].n = c->n_recent / 2; /* items differ */
-    struct attn_decode_params p = {.items = cpu, .n_items = ITEMS, .layout = c->n_blocks ? &layout : NULL, .group = c->group, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .scorer = c->scorer};
+    struct attn_decode_params p = {.items = cpu, .n_items = ITEMS, .layout = c->n_blocks ? &layout : NULL, .group = c->group, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .scorer = c->scorer, .fetch_blocks = c->blocks};
     t->cpu_ops->attn_decode(t->cpu, &p);
     p.items = gpu;
     ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
     for (int i = 0; i < ITEMS; i++) {
         float *out = ops_test_download(t, gpu[i].out, (size_t)(c->group * c->d) * sizeof(float));
-        const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
-                                           c->fetch, (int)c->scorer);
+        const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d blocks %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
+                                           c->fetch, (int)c->scorer, c->blocks);
         ops_test_true(t, shape, cpu[i].ret_n_chosen == gpu[i].ret_n_chosen);
         ops_test_same(t, shape, cpu[i].ret_chosen, gpu[i].ret_chosen, sizeof(int32_t) * (size_t)cpu[i].ret_n_chosen);
         ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(c->group * c->d), 1e-4);
@@ -126,7 +136,7 @@ void test_ops_decode(struct ops_test *t)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         /* With scratch set aside nothing is allocated. */
         const struct op_bounds bounds = {.n_heads = cases[i].group, .n_kv_heads = 1, .head_dim = cases[i].d, .n_vocab = 1, .n_items = ITEMS, .n_rows = {cases[i].n_kept, cases[i].n_recent},
-                                         .n_pages = cases[i].n_blocks * BLOCK_SUBPAGES, .fetch_pages = cases[i].fetch, .scorer = cases[i].scorer};
+                                         .n_pages = cases[i].n_blocks * BLOCK_SUBPAGES, .fetch_pages = cases[i].fetch, .scorer = cases[i].scorer, .fetch_blocks = cases[i].blocks};
         const size_t bytes = t->gpu_ops->scratch_bytes(t->gpu, &bounds);
         struct device_memory_stats stats;
         if (i % 2 == 0)
@@ -141,6 +151,6 @@ void test_ops_decode(struct ops_test *t)
     }
     struct attn_decode_params p = {.n_items = 0, .group = 17, .head_dim = 64};
     ops_test_true(t, "a group without a kernel", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
-    p.group = 1, p.fetch_blocks = true;
-    ops_test_true(t, "blocks are not chosen", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
+    p.group = 1, p.bias = &(struct key_bias){.n_freqs = 1};
+    ops_test_true(t, "key biases are refused", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
 }
