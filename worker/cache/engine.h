@@ -28,7 +28,7 @@ enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major 
 struct engine_config {
     enum kv_format format;
     const struct selector_ops *selector;
-    int budget;                 /* kept entries per KV head, sinks and observation window included; 0: none beyond the recent window */
+    int budget;                 /* kept entries per KV head, on average over layers and heads, sinks and observation window included; 0: none beyond the recent window */
     int recent;                 /* newest tokens per KV head that stay on the device in bf16, >= 0; the incomplete last block always does */
     bool answer_stays;          /* no token behind the prompt leaves the recent window, which then has a row for each: what methods that drop entries do, since their slow tier is lost */
     int fetch;                  /* slow tokens attended per step and KV head, rounded up to whole fetch units; INT32_MAX: all */
