@@ -1,6 +1,6 @@
 """What callers see of sharing: whose prefixes they get, and how much of a conversation they do not wait for again."""
 import openai, pytest
-from processes import DOCUMENT, Stack
+from processes import DOCUMENT, Stack, await_true
 
 with open(DOCUMENT) as f:
     TEXT = f.read()
@@ -44,6 +44,11 @@ def conversation(request):
                 answer = c.chat.completions.create(model=model, messages=messages, max_tokens=200, temperature=0, extra_body={'ignore_eos': True})
                 turns.append((answer.usage.prompt_tokens, cached(answer), answer.usage.completion_tokens))
                 messages.append({'role': 'assistant', 'content': answer.choices[0].message.content})
+            # Nothing is left of answers but what the next prompt may start from: on, at least the last one's (an answer whose text is tokenized otherwise makes a fork).
+            prompt, _, completion = turns[-1]
+            kept = (prompt + (completion - 1 if request.param == 'on' else 0)) // BLOCK
+            index = lambda: stack.router.metric('prefix_index_blocks')
+            await_true('%d blocks' % kept, lambda: index() >= kept if request.param == 'on' else index() == kept, 20)
             print('reuse of generated blocks %s: (prompt, cached, completion) tokens by turn: %s' % (request.param, turns))
             return request.param, turns
 

@@ -76,19 +76,14 @@ static void list_fail(struct scheduler *s, struct job_list *list, enum job_failu
         job_fail(s, list, list->first, failure, text);
 }
 
-/* Nobody wants the answer. */
-static void cancel(struct scheduler *s, struct job_list *list, struct job *job)
-{
-    job_remove(s, list, job);
-    if (job->sequence)
-        sequence_retire_answer(job->sequence);
-    job_free(job);
-}
-
+/* The router is gone or this worker is about to be: others may go on with what has not ended, so the answers' blocks stay. */
 static void list_cancel(struct scheduler *s, struct job_list *list)
 {
-    while (list->first)
-        cancel(s, list, list->first);
+    while (list->first) {
+        struct job *job = list->first;
+        job_remove(s, list, job);
+        job_free(job);
+    }
 }
 
 bool scheduler_cancel(struct scheduler *s, uint64_t id)
@@ -99,7 +94,10 @@ bool scheduler_cancel(struct scheduler *s, uint64_t id)
         struct job *job = job_list_find(lists[i], id);
         if (!job)
             continue;
-        cancel(s, lists[i], job);
+        job_remove(s, lists[i], job);
+        if (job->sequence)
+            sequence_retire_answer(job->sequence);
+        job_free(job);
         return true;
     }
     return false;
@@ -144,15 +142,7 @@ void scheduler_free(struct scheduler *s)
 {
     if (!s)
         return;
-    /* Others may go on with what has not ended: the answers' blocks stay. */
-    struct job_list *const lists[] = {&s->running, &s->prefilling, &s->waiting};
-    for (size_t i = 0; i < ARRAY_LEN(lists); i++) {
-        while (lists[i]->first) {
-            struct job *job = lists[i]->first;
-            job_list_remove(lists[i], job);
-            job_free(job);
-        }
-    }
+    scheduler_cancel_all(s);
     free(s->batch_jobs);
     free(s->batch_tokens);
     free(s->batch);

@@ -63,9 +63,9 @@ int scheduler_create(const struct scheduler_config *config, struct scheduler **r
 void scheduler_free(struct scheduler *scheduler); /* cancels all; NULL is fine */
 /* Takes the params over, also when the job fails at once (then the sink hears of it). */
 void scheduler_submit(struct scheduler *scheduler, struct job_params *params);
-/* Ends the job wherever it is; false if there is none of that id. */
+/* Ends the job wherever it is, since nobody wants its answer; false if there is none of that id. */
 bool scheduler_cancel(struct scheduler *scheduler, uint64_t id);
-void scheduler_cancel_all(struct scheduler *scheduler);
+void scheduler_cancel_all(struct scheduler *scheduler); /* another worker may go on with the answers */
 /* From now on every submitted job, and those that wait, fail with JOB_FAILED_DRAINING; what runs is finished. */
 void scheduler_drain(struct scheduler *scheduler);
 /* Whether scheduler_step has something to do. */
