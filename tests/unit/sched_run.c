@@ -59,9 +59,14 @@ static void on_failed(void *arg, uint64_t id, enum job_failure failure, const ch
 
 void run_open(struct run *run, struct fixture *f, const struct engine_config *config, int max_running, int max_queue)
 {
+    run_open_with_store(run, f, config, NULL, max_running, max_queue);
+}
+
+void run_open_with_store(struct run *run, struct fixture *f, const struct engine_config *config, struct kv_client *store, int max_running, int max_queue)
+{
     memset(run, 0, sizeof *run);
     run->fixture = f;
-    run->engine = fixture_engine(f, config, NULL);
+    run->engine = fixture_engine(f, config, store);
     const struct scheduler_config sched = {
         .engine = run->engine,
         .ops = f->model.ops,

@@ -25,6 +25,7 @@ struct run {
 };
 
 void run_open(struct run *run, struct fixture *f, const struct engine_config *config, int max_running, int max_queue);
+void run_open_with_store(struct run *run, struct fixture *f, const struct engine_config *config, struct kv_client *store, int max_running, int max_queue);
 /* Checks that nothing is held. */
 void run_close(struct run *run);
 /* A job with a prompt of fixture_tokens(id), greedy. The caller changes what it wants and submits. */
