@@ -83,21 +83,25 @@ static int make_cases(struct harness *h, struct error *err)
     return r;
 }
 
-/* Room for every prompt in all formats, and the store's own. */
+static uint64_t block_bytes(const struct harness *h, enum kv_format format)
+{
+    const struct model_config *c = &h->model->config;
+    struct block_layout layout;
+    return block_layout_init(&layout, format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim) < 0 ? 0 : layout.block_bytes[1];
+}
+
+/* Room for the prompts that rows come back to: the news in all formats, the rest in the exact one and the default. Needles are two cases a sample, over one text, and few of them outlive
+ * the first row; what it leaves of the others is the oldest and goes first. */
 static uint64_t pool_bytes(const struct harness *h)
 {
     if (h->o->pool_size)
         return (uint64_t)h->o->pool_size;
-    const struct model_config *c = &h->model->config;
-    uint64_t tokens = 0, bytes = 0;
+    const uint64_t two = block_bytes(h, KV_FORMAT_BF16) + block_bytes(h, KV_FORMAT_K8V4), three = two + block_bytes(h, KV_FORMAT_K8V8);
+    uint64_t blocks[TASK_COUNT] = {0};
     for (int task = 0; task < TASK_COUNT; task++)
         for (int i = 0; i < h->sets[task].n; i++)
-            tokens += (uint64_t)h->sets[task].cases[i].n_prompt;
-    for (int format = 0; format < KV_FORMAT_COUNT; format++) {
-        struct block_layout layout;
-        if (block_layout_init(&layout, (enum kv_format)format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim) == 0)
-            bytes += layout.block_bytes[1] * (tokens / BLOCK_TOKENS + 1);
-    }
+            blocks[task] += (uint64_t)h->sets[task].cases[i].n_prompt / BLOCK_TOKENS + 1;
+    const uint64_t bytes = blocks[TASK_KL] * three + blocks[TASK_RECALL] * two + blocks[TASK_NEEDLE] * two / 4;
     return bytes + bytes / 8 + (64u << 20);
 }
 
