@@ -18,6 +18,21 @@ struct batch {
     struct sequence *sequences[BATCH_MAX];
 };
 
+static int layout_of(const struct engine_method *m, const struct fidelity_run *run, struct block_layout *ret_layout)
+{
+    const struct model_config *c = &run->model->config;
+    return block_layout_init(ret_layout, m->format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim);
+}
+
+/* Bytes of the page cache that one case has to itself, over layers and KV heads. */
+static double page_cache_bytes(const struct engine_method *m, const struct fidelity_run *run)
+{
+    struct block_layout layout;
+    if (m->page_cache == 0 || layout_of(m, run, &layout) < 0)
+        return 0;
+    return (double)m->page_cache / SUBPAGE_TOKENS * layout.page.bytes * run->model->config.n_layers * run->model->config.n_kv_heads;
+}
+
 static int open_engine(const struct engine_method *m, const struct fidelity_run *run, struct engine **ret_engine)
 {
     int context = 0;
@@ -39,6 +54,7 @@ static int open_engine(const struct engine_method *m, const struct fidelity_run 
         .order = m->order,
         .max_context = context,
         .max_batch = BATCH_MAX,
+        .page_cache = (size_t)(page_cache_bytes(m, run) * (run->n_cases < BATCH_MAX ? run->n_cases : BATCH_MAX)),
         .store_deadline_us = STORE_DEADLINE_US,
     };
     if (!config.selector)
@@ -106,7 +122,8 @@ static int decode(struct batch *b)
     return r;
 }
 
-/* What a device would hold of a case: kept and recent rows in bf16, and of the slow tokens what the scorer looks at, where it has to choose. On the CPU all of it is read in place. */
+/* What a device would hold of a case: kept and recent rows in bf16, of the slow tokens what the scorer looks at, where it has to choose, and fetched pages. On the CPU all of it is read in
+ * place. */
 static double fast_bytes(const struct engine_method *m, const struct fidelity_run *run, const struct fidelity_case *c)
 {
     const struct model_config *config = &run->model->config;
@@ -116,11 +133,11 @@ static double fast_bytes(const struct engine_method *m, const struct fidelity_ru
     struct block_layout layout;
     double page = 0;
     if (run->fetch > 0 && run->fetch < slow && scorer == PAGE_SCORER_INDEX2 &&
-        block_layout_init(&layout, m->format, (uint32_t)config->n_layers, (uint32_t)config->n_kv_heads, (uint32_t)config->head_dim) == 0)
+        layout_of(m, run, &layout) == 0)
         page = layout.index_entry_bytes;
     else if (run->fetch > 0 && run->fetch < slow)
         page = (double)page_summary_bytes(scorer, config->head_dim);
-    return heads * ((double)fast * row + (double)slow / SUBPAGE_TOKENS * page);
+    return heads * ((double)fast * row + (double)slow / SUBPAGE_TOKENS * page) + page_cache_bytes(m, run);
 }
 
 static void count(const struct batch *b, const struct engine_method *m)

@@ -12,6 +12,7 @@ struct engine_method {
     enum prefill_order order;
     const char *scorer; /* NULL: index2 */
     int fetch_unit;     /* tokens chosen together: SUBPAGE_TOKENS, BLOCK_TOKENS, or 0 for the former */
+    int page_cache;     /* fetched tokens that the device's page cache holds per layer, KV head and case; 0: none, and every page attended is fetched */
     int recent;         /* newest tokens beside the budget */
     bool answer_leaves; /* as when serving: blocks of the continuation become slow when they leave the window */
 };
