@@ -24,7 +24,8 @@ static const struct decode_case cases[] = {
     {KV_FORMAT_K8V4, 1, 64, 3, 9, 5, 7, .3, PAGE_SCORER_ORACLE, false},         {KV_FORMAT_K8V4, 3, 64, 6, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true},
     {KV_FORMAT_K8V4, 2, 64, 6, 9, 5, 24, .2, PAGE_SCORER_RECENT, true},  {KV_FORMAT_K8V4, 2, 64, 2, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true},
     {KV_FORMAT_K8V4, 7, 64, 2, 20, 20, 0, .1, PAGE_SCORER_INDEX2, false},
-    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2, false},      {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2, false},
+    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2, false}, {KV_FORMAT_K8V4, 2, 64, 0, 1, 0, 8, 0, PAGE_SCORER_INDEX2, false},
+    {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2, false},
 };
 
 /* One item on both sides. What the CPU's points at is the host's, what the GPU's points at the device's. */

@@ -68,8 +68,45 @@ static void matmul(struct ops_test *t, enum weight_dtype dtype, int n, int rows_
     free(x), free(bias), free(residual), free(ya), free(yb), free(ga), free(gb);
 }
 
+/* The rounded operands of both streams go through the same scratch. */
+static void two_streams(struct ops_test *t)
+{
+    enum { N = 5, ROWS = 9, COLS = 40, STREAMS = 2, ROUNDS = 3 };
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct matrix m = matrix_make(t, WEIGHT_BF16, ROWS, COLS);
+    struct stream *streams[STREAMS] = {t->gpu, NULL};
+    float *x[STREAMS], *dx[STREAMS], *dy[STREAMS][ROUNDS], expected[N * ROWS];
+    ops_test_true(t, "stream", ops->stream_create(t->gpu_device, &streams[1]) == 0);
+    for (int s = 0; s < STREAMS; s++) {
+        x[s] = ops_test_floats(t, N * COLS, 1);
+        dx[s] = ops_test_upload(t, x[s], sizeof(float) * N * COLS);
+        for (int i = 0; i < ROUNDS; i++)
+            dy[s][i] = ops_test_room(t, sizeof expected);
+    }
+    ops->stream_sync(t->gpu);
+    for (int i = 0; i < ROUNDS; i++)
+        for (int s = 0; s < STREAMS; s++) {
+            struct matmul_out out = {.w = &m.gpu, .y = dy[s][i], .ld_y = ROWS};
+            ops_test_true(t, "matmul", t->gpu_ops->matmul(streams[s], dx[s], N, COLS, &out, 1) == 0);
+        }
+    ops->stream_sync(streams[1]);
+    for (int s = 0; s < STREAMS; s++) {
+        struct matmul_out out = {.w = &m.cpu, .y = expected, .ld_y = ROWS};
+        t->cpu_ops->matmul(t->cpu, x[s], N, COLS, &out, 1);
+        for (int i = 0; i < ROUNDS; i++) {
+            float *y = ops_test_download(t, dy[s][i], sizeof expected);
+            ops_test_nmse(t, "matmul on two streams", expected, y, N * ROWS, 2e-5);
+            free(y);
+        }
+        free(x[s]);
+    }
+    ops->stream_free(streams[1]);
+    matrix_free(&m);
+}
+
 void test_ops_matmul(struct ops_test *t)
 {
+    two_streams(t);
     static const enum weight_dtype dtypes[] = {WEIGHT_F32, WEIGHT_F16, WEIGHT_BF16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
         embed(t, dtypes[i], 7, dtypes[i] < WEIGHT_Q8_0 ? 37 : plain_block_cols(dtypes[i]) * 3);

@@ -1,4 +1,5 @@
 #include "tests/simt/ops_test.h"
+#include <dlfcn.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -165,12 +166,30 @@ static const struct { const char *name; void (*run)(struct ops_test *); } tests[
     {"decode", test_ops_decode}, {"scores", test_ops_scores}, {"sample", test_ops_sample},
 };
 
-/* ops_test [NAME]...: all groups, or those named. Exit status 0: all passed, 1: a check failed, 2: it could not run. */
+static const struct kernel_backend *plugin_load(const char *path)
+{
+    kernel_backend_fn *get = NULL;
+    void *plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (plugin)
+        *(void **)&get = dlsym(plugin, KERNEL_BACKEND_SYMBOL);
+    if (!get)
+        printf("ops_test: %s\n", dlerror());
+    need(get, "loading the plugin");
+    return get();
+}
+
+/* ops_test [--plugin PATH] [NAME]...: all groups, or those named; of the plugin, or of the backend that is linked in. Exit status 0: all passed, 1: a check failed, 2: it could not run. */
 int main(int argc, char **argv)
 {
-    struct ops_test t = {.gpu_backend = tidepool_cuda_backend(), .cpu_backend = cpu_backend()};
+    struct ops_test t = {.cpu_backend = cpu_backend()};
     struct device_properties properties;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc > 2 && strcmp(argv[1], "--plugin") == 0) {
+        t.gpu_backend = plugin_load(argv[2]);
+        argc -= 2, argv += 2;
+    } else {
+        t.gpu_backend = tidepool_cuda_backend();
+    }
     t.gpu_ops = t.gpu_backend->ops;
     t.cpu_ops = t.cpu_backend->ops;
     int r = t.gpu_backend->device->open(&(struct device_config){.n_threads = 1}, &t.gpu_device);

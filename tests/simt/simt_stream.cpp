@@ -1,7 +1,8 @@
 /* Streams are queues of operations, in order; an event is done when the operations recorded before it are.
  *
- * Threads: each stream has a thread that runs its operations as soon as they may, with random pauses between. Lazy: nothing runs until the host waits; then one stream, chosen by the seed
- * anew at each wait, runs as far as it can before the next gets its turn. So without an event between them what was submitted first often runs last. */
+ * Threads: each stream has a thread that runs its operations as soon as they may, with random pauses between. Lazy: nothing runs until the host waits; then the stream with the
+ * highest priority goes first. Priorities are drawn at each wait, so that one stream runs as far as it can before the next (what was submitted first often runs last), and with odd
+ * seeds after each operation too, so that streams that share something interleave. */
 #include "tests/simt/simt_private.h"
 #include <algorithm>
 #include <condition_variable>
@@ -100,6 +101,12 @@ static void stream_main(simt_stream *s, uint64_t seed)
     executor_free();
 }
 
+static void draw_priorities(Streams &all)
+{
+    for (simt_stream *s : all.all)
+        s->priority = options().seed ? Random{all.random.next() ^ options().seed}.next() : 0;
+}
+
 template <class Done> static void wait_until(Done done, std::unique_lock<std::mutex> &lock)
 {
     Streams &all = streams();
@@ -110,8 +117,7 @@ template <class Done> static void wait_until(Done done, std::unique_lock<std::mu
     if (done())
         return;
     memory_unlock();
-    for (simt_stream *s : all.all)
-        s->priority = options().seed ? all.random.next() ^ options().seed : 0;
+    draw_priorities(all);
     while (!done()) {
         simt_stream *best = nullptr;
         for (simt_stream *s : all.all)
@@ -120,6 +126,8 @@ template <class Done> static void wait_until(Done done, std::unique_lock<std::mu
         if (!best)
             report("deadlock", "the host waits and no stream can run");
         run_first(best, lock);
+        if (options().seed % 2)
+            draw_priorities(all);
     }
     memory_lock();
 }

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""A test of the tests: plants one bug after the other in the CUDA backend and expects ops_test to find each on the emulator, under one of a few seeds.
+
+Each bug is a replacement in one file. The unit that it is in is compiled anew (headers shadow the tree's by the include path), linked with the rest into a plugin, and run by
+`ops_test --plugin`. Usage: planted_bugs.py CXX CC OPS_TEST BACKEND_ARCHIVE SIMT_ARCHIVE [NAME]... Exit status 0: all were found, 1: some were not, 2: a bug no longer fits the sources.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FOLDER = "kernels/cuda"
+SEEDS = (0, 1, 2, 3, 4, 5)
+RUN_LIMIT_S = 60
+
+SYNC = "__syncthreads();"
+
+
+class Bug:
+    def __init__(self, name, group, file, unit, old, new):
+        self.name, self.group, self.file, self.unit, self.old, self.new = name, group, file, unit, old, new
+
+
+# name, group of ops_test, file, unit to compile, old, new
+BUGS = [Bug(*fields) for fields in [
+    # barriers that are missing
+    ("sum: partial sums are read before they are there", "elementwise", "math.cuh", "rmsnorm.cu", f"part[warp] = x;\n    {SYNC}", "part[warp] = x;"),
+    ("qkv_finish: butterflies without a barrier", "elementwise", "qkv_finish.cu", "qkv_finish.cu", f"{SYNC} /* the other side", "/* the other side"),
+    ("qkv_finish: one buffer for both sides", "elementwise", "qkv_finish.cu", "qkv_finish.cu", "h *= 2, side ^= 1", "h *= 2"),
+    ("radix: bins are counted while others still clear them", "select", "radix_select.cuh", "topk.cu", f"r->bins[b] = 0;\n        {SYNC}", "r->bins[b] = 0;"),
+    ("radix: counts of a chunk are overwritten by the next", "select", "radix_select.cuh", "topk.cu", f"= (int32_t)i;\n        {SYNC}", "= (int32_t)i;"),
+    ("block_encode: codes are interleaved before they are there", "blocks", "block_encode.cu", "block_encode.cu", f"{SYNC}\n    interleave", "interleave"),
+    ("block_encode: the page is read back too early", "blocks", "block_encode.cu", "block_encode.cu", f"{SYNC} /* the page is read back", "/* the page is read back"),
+    ("attn_prefill: the next tile is copied over one in use", "attention", "attn_prefill.cu", "attn_prefill.cu", f"{SYNC} /* the next round", "/* the next round"),
+    ("decode: results are written over tiles in use", "decode", "attn_decode_parts.cuh", "attn_decode.cu", f"{SYNC} /* nobody reads", "/* nobody reads"),
+    ("decode: the warps' maxima are read before they are there", "decode", "attn_decode.cu", "attn_decode.cu", f"part[warp] = m;\n    {SYNC}", "part[warp] = m;"),
+    ("decode: totals are read before they are there", "decode", "attn_decode.cu", "attn_decode.cu", f"total[h] = t;\n    }}\n    {SYNC}", "total[h] = t;\n    }"),
+    ("sample: the maximum of before is still read", "sample", "sample.cu", "sample.cu", f"s->best = 0;\n    {SYNC}", "s->best = 0;"),
+    ("window_scores: keys are copied over those in use", "scores", "window_scores.cu", "window_scores.cu", f"{SYNC} /* the keys before have been read */", ""),
+    ("keydiff: parts are summed before they are there", "scores", "keydiff_scores.cu", "keydiff_scores.cu", f"sum[j];\n    {SYNC}", "sum[j];"),
+    ("page_summaries: butterflies overwrite what others read", "scores", "page_summaries.cu", "page_summaries.cu", f"x[t][c ^ h];\n        {SYNC}", "x[t][c ^ h];"),
+    # asynchronous copies and streams
+    ("attn_prefill: a tile is attended before it arrived", "attention", "attn_prefill.cu", "attn_prefill.cu", "copy_async_wait<1>();", "copy_async_wait<2>();"),
+    ("decode rows: rows are attended before they arrived", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "copy_async_wait<1>();", "copy_async_wait<2>();"),
+    ("decode rows: the next rows are copied over those in use", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "start(stage ^ 1, at +", "start(stage, at +"),
+    ("decode rows: copies are never waited for", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "copy_async_wait<0>();", ""),
+    ("streams do not wait for events", "device", "cuda_device.c", "cuda_device.c", "return cuda_error(cudaStreamWaitEvent(stream->cuda, event->cuda, 0));", "return 0;"),
+    ("matmul: two streams share the scratch", "matmul", "cuda_device.c", "cuda_device.c", "r = cuda_error(cudaStreamWaitEvent(s->cuda, device->fixed_event, 0));", "r = 0;"),
+    ("scratch of the arena is freed while it is used", "decode", "cuda_device.c", "cuda_device.c", "int r = stream_wait_idle(s);\n        cuda_arena_free", "int r = 0;\n        cuda_arena_free"),
+    ("embed: the kernel gets the host's ids", "matmul", "embed.cu", "embed.cu", "(const int32_t *)ids_device", "ids"),
+    ("block_encode: the count is read before it is there", "blocks", "block_encode.cu", "block_encode.cu", "        r = stream_wait_idle(s);", "        r = 0;"),
+    # arithmetic and indices
+    ("attn_prefill: a query does not see itself", "attention", "attn_prefill.cu", "attn_prefill.cu", "+ key <= a.p.pos0", "+ key < a.p.pos0"),
+    ("attn_prefill: the last key is left out", "attention", "attn_prefill.cu", "attn_prefill.cu", "/ group + 1; /* behind", "/ group; /* behind"),
+    ("attn_tile: half of a row's lanes have no say in the maximum", "attention", "attn_tile.cuh", "attn_prefill.cu", "x < 4; x *= 2) /* the four", "x < 2; x *= 2) /* the four"),
+    ("decode rows: one row too many", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "at + key < n;", "at + key <= n;"),
+    ("decode pages: kept tokens are attended twice", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "(tokens >> key & 1) != 0", "true"),
+    ("index: halves of the dims are not joined", "decode", "attn_index.cuh", "attn_decode.cu", "dot, 16);", "dot, 8);"),
+    ("radix: one tie too many", "select", "radix_select.cuh", "topk.cu", "equal && e < n_equal", "equal && e <= n_equal"),
+    ("block_encode: ties are rounded up", "blocks", "block_encode.cu", "block_encode.cu", "rintf(code)", "floorf(code + 0.5f)"),
+    ("gather_rows: the last piece of a row is missing", "select", "gather_rows.cu", "gather_rows.cu", "i < pieces;", "i < pieces - 1;"),
+    ("sample: top-p cuts one too early", "sample", "sample.cu", "sample.cu", "s->bins[bin] >= left", "s->bins[bin] + 1 >= left"),
+    ("weights: the second half of the scales", "matmul", "weight_value.cuh", "weight_pack.cu", "s[sub - 4] >> 6 << 4, m", "s[sub - 4] >> 6 << 3, m"),
+]]
+
+
+def mutate(bug, folder):
+    """Writes the file with the bug below `folder`, under its path in the tree."""
+    with open(os.path.join(ROOT, FOLDER, bug.file), encoding="utf-8") as file:
+        text = file.read()
+    if text.count(bug.old) < 1:
+        print(f"planted_bugs: {bug.name}: {bug.file} has no {bug.old!r}")
+        sys.exit(2)
+    path = os.path.join(folder, FOLDER, bug.file)
+    os.makedirs(os.path.dirname(path))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text.replace(bug.old, bug.new))
+    return path
+
+
+def build(bug, folder, cxx, cc, archives):
+    mutated = mutate(bug, folder)
+    source = mutated if bug.file == bug.unit else os.path.join(ROOT, FOLDER, bug.unit)
+    is_c = bug.unit.endswith(".c")
+    object_file, plugin = os.path.join(folder, "unit.o"), os.path.join(folder, "plugin.so")
+    compiler = [cc, "-std=gnu17", "-D_GNU_SOURCE"] if is_c else [cxx, "-std=gnu++17", "-x", "c++"]
+    subprocess.run([*compiler, "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", f"-I{folder}", f"-I{ROOT}", "-isystem", f"{ROOT}/tests/simt/include", "-w", "-c", source, "-o",
+                    object_file], check=True)
+    # Members of the archive whose symbols the unit defines are not taken.
+    subprocess.run([cxx, "-shared", "-o", plugin, object_file, "-Wl,-u,tidepool_cuda_backend", *archives, f"-Wl,--version-script={ROOT}/{FOLDER}/plugin.map", "-lpthread"], check=True)
+    return plugin
+
+
+def is_found(bug, plugin, ops_test):
+    for seed in SEEDS:
+        environment = dict(os.environ, SIMT_SEED=str(seed))
+        try:
+            run = subprocess.run([ops_test, "--plugin", plugin, bug.group], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=RUN_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return seed, "hangs"
+        if run.returncode != 0:
+            lines = run.stdout.decode(errors="replace").strip().splitlines()
+            reports = [line for line in lines if line.startswith(("FAIL ", "simt: "))]
+            return seed, (reports or lines or ["?"])[0][:150]
+    return None, ""
+
+
+def main():
+    cxx, cc, ops_test, backend, simt, *names = sys.argv[1:]
+    missed, chosen = [], [bug for bug in BUGS if not names or bug.name in names]
+    for bug in chosen:
+        folder = tempfile.mkdtemp(prefix="planted-")
+        try:
+            seed, how = is_found(bug, build(bug, folder, cxx, cc, [backend, simt]), ops_test)
+        finally:
+            shutil.rmtree(folder)
+        print(f"{'MISSED' if seed is None else f'seed {seed}'} | {bug.name} | {how}", flush=True)
+        if seed is None:
+            missed.append(bug.name)
+    print(f"{len(chosen)} bugs, {len(missed)} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
