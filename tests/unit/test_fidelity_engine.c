@@ -4,6 +4,7 @@
 #include "tests/unit/engine_fixture.h"
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 enum { N_PROMPT = 512, N_FED = 150, N_CASES = 2 };
@@ -72,6 +73,28 @@ Test(fidelity_engine, test_counts_are_what_was_attended)
     cr_assert_float_eq(dropped.attended, 64 + own_tokens(), 1e-6, "%f", dropped.attended);
     cr_assert(demoted.attended <= 64 + 128 + own_tokens() && demoted.attended > 64 + own_tokens(), "%f", demoted.attended);
     cr_assert(dropped.bytes_fetched == 0 && demoted.bytes_fetched > 0 && demoted.bytes_fetched < full.bytes_fetched);
+}
+
+static double fast_bytes(const struct row_result *r)
+{
+    for (int i = 0; i < r->n_values; i++)
+        if (strcmp(r->values[i].name, FIDELITY_FAST_BYTES) == 0)
+            return r->values[i].value;
+    return NAN;
+}
+
+/* Kept rows, and of the other tokens what finds them where there is a choice: index entries of 192 bytes, means of 64. */
+Test(fidelity_engine, test_fast_memory_is_what_is_kept_and_what_finds_the_rest)
+{
+    static const struct engine_method by_mean = {.selector = "snapkv", .scorer = "mean"}, by_oracle = {.selector = "snapkv", .scorer = "oracle"};
+    const double heads = 2 * TINY_KV_HEADS, row = 2 * TINY_HEAD_DIM * sizeof(bf16_t);
+    const struct row_result full = run(&exact, 0, FIDELITY_ALL, true), kept = run(&exact, FIDELITY_ALL, 0, false), dropped = run(&exact, 64, 0, false);
+    const struct row_result demoted = run(&k8v4, 64, 128, false), mean = run(&by_mean, 64, 128, false), oracle = run(&by_oracle, 64, 128, false);
+    cr_expect(fast_bytes(&full) == 0 && isnan(fast_bytes(&oracle)));
+    cr_expect_float_eq(fast_bytes(&kept), heads * row, 1e-9);
+    cr_expect_float_eq(fast_bytes(&dropped), heads * row * 64 / N_PROMPT, 1e-9);
+    cr_expect_float_eq(fast_bytes(&demoted), heads * (row * 64 + (N_PROMPT - 64) / 16 * 192) / N_PROMPT, 1e-9, "%f", fast_bytes(&demoted));
+    cr_expect_float_eq(fast_bytes(&mean), heads * (row * 64 + (N_PROMPT - 64) / 16 * 64) / N_PROMPT, 1e-9, "%f", fast_bytes(&mean));
 }
 
 Test(fidelity_engine, test_a_method_that_there_is_not_says_so)
