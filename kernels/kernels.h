@@ -287,7 +287,7 @@ struct kernel_ops {
     int (*gather_rows)(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);
 
     /* Codes 128 tokens of all KV heads of a layer into the slice, index included. With `attended` the values that the slice gives back replace k and v (bf16). Returns the
-     * number of non-finite inputs (>= 0). */
+     * number of inputs that the slice cannot hold as they are (>= 0): what is not finite, and in coded pages what is beyond +-65504. */
     int (*block_encode)(struct stream *s, const struct block_params *p, bool attended);
     /* The other way: slice to k and v; the very values that block_encode(attended) left. */
     int (*block_decode)(struct stream *s, const struct block_params *p);

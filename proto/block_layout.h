@@ -26,7 +26,8 @@
  * Coding rule (asymmetric): min = fp16(min x) rounded to nearest, step = fp16((max x - min) / levels) with the rounded min. A row whose step is not
  * positive (zeros among them) has step 0 and codes 0 and reads back as min. code = clamp(round-half-even((x - min) / step), 0, levels).
  * Before coding, NaN becomes 0, anything beyond +-65504 is clamped to it, and -0 becomes +0. A BF16 page keeps every finite value as it is; NaN becomes 0
- * there and an infinity +-65536, the bf16 nearest to the limit. The encoder reports how many inputs were not finite.
+ * there and an infinity +-65536, the bf16 nearest to the limit. The encoder reports how many inputs a page
+ * cannot hold: what is not finite, and in coded pages also what is beyond +-65504. A row whose range is below 2^-25 of its levels reads back as its minimum, within that range.
  * A decoded value is fma(step, code, min) in fp32; what prefill attends is that value rounded to bf16.
  *
  * Why these: docs/cache.md (keys rotated per token, values in groups of 32, exact sinks, the top two bits of the code as index).

@@ -115,7 +115,7 @@ static int decode(struct batch *b)
     int which[BATCH_MAX], r;
     for (int at = 0; (r = step(b, at, which)) > 0; at++) {
         for (int k = 0, n = r; r >= 0 && k < n; k++)
-            r = fidelity_sink_logits(b->sink, b->first + which[k], at, sequence_logits(b->sequences[which[k]]));
+            r = sequence_logits(b->sequences[which[k]]) ? fidelity_sink_logits(b->sink, b->first + which[k], at, sequence_logits(b->sequences[which[k]])) : -ERANGE;
         if (r < 0)
             return error_set(b->run->err, r, "logits behind token %d: %s", at, strerror(-r));
     }

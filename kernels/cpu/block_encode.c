@@ -10,14 +10,15 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#define CODEC_LIMIT 65504.0f /* largest finite fp16 */
+#define CODEC_LIMIT 65504.0f  /* largest finite fp16 */
+#define CODEC_BEYOND 65536.0f /* the first bf16 beyond it */
 
-/* 16 values as they are coded: NaN is 0, beyond +-65504 is clamped. *n_bad, 16 lanes, counts what was not finite. */
-SPECIALIZE v16 codec_load(const bf16_t *x, v16i *n_bad)
+/* 16 values as they are coded: NaN is 0, beyond +-65504 is clamped. *n_bad, 16 lanes, counts those whose magnitude is not below `limit`. */
+SPECIALIZE v16 codec_load(const bf16_t *x, float limit, v16i *n_bad)
 {
     v16 v = v16_load_bf16(x);
-    v16m finite = v16_lt(v16_abs(v), v16_set1(INFINITY));
-    *n_bad = v16i_add(*n_bad, v16i_select(finite, v16i_zero(), v16i_set1(1)));
+    v16m fits = v16_lt(v16_abs(v), v16_set1(limit));
+    *n_bad = v16i_add(*n_bad, v16i_select(fits, v16i_zero(), v16i_set1(1)));
     v = v16_select(v16_eq(v, v), v, v16_zero());
     v = v16_max(v16_min(v, v16_set1(CODEC_LIMIT)), v16_set1(-CODEC_LIMIT));
     return v16_add(v, v16_zero());
@@ -51,11 +52,11 @@ SPECIALIZE v16i codec_codes(v16 x, uint16_t step, uint16_t min, float levels)
 }
 
 /* Codes n values (a multiple of 16, at most KV_MAX_DIM), one byte each. */
-SPECIALIZE void codec_row(const bf16_t *x, int n, float levels, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min, v16i *n_bad)
+SPECIALIZE void codec_row(const bf16_t *x, int n, float levels, float limit, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min, v16i *n_bad)
 {
     v16 v[KV_MAX_DIM / LANES], low = v16_set1(INFINITY), high = v16_set1(-INFINITY);
     for (int c = 0; c < n / LANES; c++) {
-        v[c] = codec_load(x + c * LANES, n_bad);
+        v[c] = codec_load(x + c * LANES, limit, n_bad);
         low = v16_min(low, v[c]);
         high = v16_max(high, v[c]);
     }
@@ -78,7 +79,7 @@ static void codec_interleave_keys(const uint8_t *codes /* [16, d] */, int d, uin
         }
 }
 
-/* Keys of a coded or BF16 page, and its index entry. Returns how many inputs were not finite. */
+/* Keys of a coded or BF16 page, and its index entry. Returns how many inputs the page cannot hold; the index of a BF16 page is only a guide, and clamps what is finite. */
 static int codec_encode_keys(const bf16_t *k, int d, const struct block_layout *layout, const struct subpage_layout *l, uint8_t *page, uint8_t *entry)
 {
     uint8_t codes[SUBPAGE_TOKENS * KV_MAX_DIM];
@@ -86,7 +87,7 @@ static int codec_encode_keys(const bf16_t *k, int d, const struct block_layout *
     bool coded = l->format != KV_FORMAT_BF16;
     v16i n_bad = v16i_zero();
     for (int t = 0; t < SUBPAGE_TOKENS; t++)
-        codec_row(k + t * d, d, 255, codes + t * d, &step[t], &min[t], &n_bad);
+        codec_row(k + t * d, d, 255, coded ? CODEC_BEYOND : INFINITY, codes + t * d, &step[t], &min[t], &n_bad);
     codec_interleave_keys(codes, d, coded ? page + l->keys : NULL, entry);
     memcpy(entry + layout->index_step, step, sizeof step);
     memcpy(entry + layout->index_min, min, sizeof min);
@@ -106,7 +107,7 @@ static int codec_encode_values(const bf16_t *v, int d, const struct subpage_layo
         for (int c = 0; c < d; c += VALUE_GROUP) {
             uint16_t step, min;
             int at = 2 * (c / VALUE_GROUP * SUBPAGE_TOKENS + t);
-            codec_row(v + t * d + c, VALUE_GROUP, eight ? 255 : 15, codes + t * d + c, &step, &min, &n_bad);
+            codec_row(v + t * d + c, VALUE_GROUP, eight ? 255 : 15, CODEC_BEYOND, codes + t * d + c, &step, &min, &n_bad);
             memcpy(page + l->value_step + at, &step, sizeof step);
             memcpy(page + l->value_min + at, &min, sizeof min);
         }

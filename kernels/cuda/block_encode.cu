@@ -8,6 +8,7 @@
 
 enum { ENCODE_THREADS = 128, ENCODE_WARPS = ENCODE_THREADS / 32, KV_MAX_DIM = 256 };
 #define CODEC_LIMIT 65504.0f /* largest finite fp16 */
+enum { BEYOND_FP16 = 0x4780, BEYOND_BF16 = 0x7F80 }; /* magnitudes in bf16: the first beyond that limit, infinity */
 
 /* A value as it is coded: NaN is 0, beyond +-65504 is clamped, -0 is +0. */
 DEVICE float codec_load(uint16_t bits)
@@ -23,8 +24,8 @@ DEVICE bool is_finite16(uint16_t bits)
     return (bits & 0x7F80) != 0x7F80;
 }
 
-/* One row by one warp. Returns how many of this lane's values were not finite. */
-DEVICE int codec_row(const bf16_t *x, int n, float levels, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min)
+/* One row by one warp. Returns how many of this lane's magnitudes are `beyond` or above. */
+DEVICE int codec_row(const bf16_t *x, int n, float levels, int beyond, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min)
 {
     const int lane = (int)threadIdx.x % 32;
     float low = INFINITY, high = -INFINITY;
@@ -33,7 +34,7 @@ DEVICE int codec_row(const bf16_t *x, int n, float levels, uint8_t *codes, uint1
         const float v = codec_load(x[c]);
         low = v < low ? v : low;
         high = v > high ? v : high;
-        n_bad += !is_finite16(x[c]);
+        n_bad += (x[c] & 0x7FFF) >= beyond;
     }
     low = -warp_max(-low);
     high = warp_max(high);
@@ -63,7 +64,7 @@ DEVICE int encode_keys(const struct block_layout &layout, const struct subpage_l
     int n_bad = 0;
     for (int t = (int)threadIdx.x / 32; t < SUBPAGE_TOKENS; t += ENCODE_WARPS) {
         uint16_t step, min;
-        n_bad += codec_row(k + t * d, d, 255, codes + t * d, &step, &min);
+        n_bad += codec_row(k + t * d, d, 255, l.format == KV_FORMAT_BF16 ? BEYOND_BF16 : BEYOND_FP16, codes + t * d, &step, &min);
         if (threadIdx.x % 32 == 0) {
             put16(entry, layout.index_step, t, step);
             put16(entry, layout.index_min, t, min);
@@ -83,7 +84,7 @@ DEVICE int encode_values(const struct subpage_layout &l, const bf16_t *v, int d,
     for (int row = (int)threadIdx.x / 32; row < SUBPAGE_TOKENS * groups; row += ENCODE_WARPS) {
         const int t = row / groups, g = row % groups, at = t * d + g * VALUE_GROUP;
         uint16_t step, min;
-        n_bad += codec_row(v + at, VALUE_GROUP, l.format == KV_FORMAT_K8V8 ? 255.0f : 15.0f, codes + at, &step, &min);
+        n_bad += codec_row(v + at, VALUE_GROUP, l.format == KV_FORMAT_K8V8 ? 255.0f : 15.0f, BEYOND_FP16, codes + at, &step, &min);
         if (threadIdx.x % 32 == 0) {
             put16(page, l.value_step, g * SUBPAGE_TOKENS + t, step);
             put16(page, l.value_min, g * SUBPAGE_TOKENS + t, min);
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(ENCODE_THREADS) block_encode_kernel(const stru
     }
 }
 
-/* Waits, because the caller gets the number of values that were not finite. */
+/* Waits, because the caller gets the number of values that the slice cannot hold. */
 extern "C" int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended)
 {
     void *host, *counter;

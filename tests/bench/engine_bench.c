@@ -173,7 +173,7 @@ static int decode(struct bench *b, struct engine *engine, struct sequence **seqs
     for (int64_t step = 0; step < b->o.decode; step++) {
         for (int i = 0; i < batch; i++) {
             struct sample_result result;
-            int r = b->model->ops->sample(b->stream, sequence_logits(seqs[i]), n_vocab, &greedy, &result);
+            int r = sequence_logits(seqs[i]) ? b->model->ops->sample(b->stream, sequence_logits(seqs[i]), n_vocab, &greedy, &result) : -ERANGE;
             if (r < 0)
                 return error_set(err, r, "sample: %s", strerror(-r));
             next[i] = result.token;

@@ -214,7 +214,7 @@ static int set_odd_rows(struct block_data *b)
         k[4 * d + c] = v[4 * d + c] = (uint16_t)(c % 2 ? 0x7F7F : 0xFF7F);       /* the largest finite */
         k[5 * d + c] = v[5 * d + c] = 0x7FC0;                                    /* NaN alone */
     }
-    n_bad += 2 * 3 + 2 * d;
+    n_bad += 2 * 3 + 2 * d + (b->layout.format == KV_FORMAT_BF16 ? 0 : 2 * d); /* beyond fp16, where codes cannot follow */
     b->k[d - 1] = 0xFF80; /* in the first sub-page */
     return n_bad + 1;
 }

@@ -161,6 +161,16 @@ bool fixture_open_device(struct fixture *f, const struct device_config *config, 
     return true;
 }
 
+void fixture_poison_token(struct fixture *f, int32_t token)
+{
+    struct model_weights *w = &f->model.weights;
+    const struct weight old = w->embedding;
+    for (int i = 0; i < TINY_DIM; i++)
+        f->embedding[token * TINY_DIM + i] = NAN;
+    w->embedding = w->head = pack(f, f->embedding, TINY_VOCAB, TINY_DIM);
+    f->dev->free(f->device, (void *)old.packed);
+}
+
 static void free_layer(struct fixture *f, int layer)
 {
     struct model_layer_weights *w = &f->model.weights.layers[layer];

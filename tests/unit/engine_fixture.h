@@ -35,6 +35,8 @@ bool fixture_open(struct fixture *f, struct fixture_params params);
 /* The same on a device of the caller's choice, e.g. one with a memory limit. */
 bool fixture_open_device(struct fixture *f, const struct device_config *config, int n_layers);
 void fixture_close(struct fixture *f);
+/* From now on a sequence with this token in it has NaN from there on; no other has. */
+void fixture_poison_token(struct fixture *f, int32_t token);
 
 /* All selectors. */
 enum { FIXTURE_SELECTORS = 8 };

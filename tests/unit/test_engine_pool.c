@@ -380,6 +380,42 @@ Test(engine_pool, test_shared_prefix_of_another_prompt)
     engine_free(warm);
 }
 
+/* NaN in an answer ends that sequence when its block is complete, and that block alone stays out of the pool: its logits are NULL then, and the other sequence of the batch does not notice. */
+Test(engine_pool, test_numbers_that_are_none_reach_no_block)
+{
+    enum { POISON = 7, N = 100, STEPS = BLOCK_TOKENS - N };
+    struct engine_config config = fixture_config();
+    struct sequence *seqs[2];
+    int32_t clean[2 * BLOCK_TOKENS];
+    for (int i = 0; i < 2 * BLOCK_TOKENS; i++)
+        clean[i] = tokens[i] + (tokens[i] == POISON);
+    fixture_poison_token(&f, POISON);
+    struct engine *engine = fixture_engine(&f, &config, store);
+    const struct fixture_run short_run = {.tokens = clean, .n_prompt = N, .n_decode = STEPS};
+    static float want[STEPS * TINY_VOCAB];
+    struct sequence *alone = fixture_prefilled(engine, &short_run);
+    for (int step = 0; step < STEPS; step++) {
+        fixture_decode(engine, alone, clean[N + step]);
+        memcpy(want + step * TINY_VOCAB, sequence_logits(alone), TINY_VOCAB * sizeof(float));
+    }
+    fake_store_pump(store);
+    sequence_free(alone);
+    const int n_blocks = fake_store_n_blocks(store);
+    for (int i = 0; i < 2; i++)
+        seqs[i] = fixture_prefilled(engine, &short_run);
+    for (int step = 0; step < STEPS; step++) {
+        const int32_t next[2] = {clean[N + step], step == 3 ? POISON : clean[N + step]};
+        cr_assert(sequence_logits(seqs[1]) != NULL);
+        cr_assert_eq(engine_decode(engine, seqs, next, 2), 0);
+        fixture_expect_same(want + step * TINY_VOCAB, sequence_logits(seqs[0]), 1, "beside it");
+    }
+    cr_expect(sequence_logits(seqs[1]) == NULL && sequence_logits(seqs[0]) != NULL);
+    fake_store_pump(store);
+    cr_expect_eq(fake_store_n_blocks(store), n_blocks);
+    sequence_free(seqs[0]), sequence_free(seqs[1]);
+    engine_free(engine);
+}
+
 /* Another salt is another tenant. */
 Test(engine_pool, test_salt_separates_tenants)
 {

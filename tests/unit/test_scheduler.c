@@ -360,3 +360,43 @@ Test(scheduler, test_memory_after_150_jobs_is_that_after_10)
     cr_expect(heap_late.uordblks + heap_late.hblkhd <= heap_early.uordblks + heap_early.hblkhd + cached, "%zu and %zu bytes, then %zu and %zu",
               heap_early.uordblks, heap_early.hblkhd, heap_late.uordblks, heap_late.hblkhd);
 }
+
+/* ---- numbers that are none ---- */
+
+enum { POISON = 7 };
+
+static struct job_params clean(uint64_t id, int n_prompt, int max_tokens)
+{
+    struct job_params p = run_params(id, n_prompt, max_tokens);
+    for (int i = 0; i < n_prompt; i++)
+        p.prompt[i] += p.prompt[i] == POISON;
+    return p;
+}
+
+/* A prompt whose keys are NaN fails alone, whether a block finds it or, in a short one, the logits; so does an answer. The others get what they get without it. */
+Test(scheduler, test_numbers_that_are_none_fail_their_job_alone)
+{
+    run_submit(&run, clean(1, 200, 150));
+    run_all(&run);
+    fixture_poison_token(&f, POISON);
+    for (uint64_t id = 2; id <= 4; id++) {
+        struct job_params p = clean(id, id == 2 ? 200 : 60, 100);
+        if (id < 4) {
+            p.prompt[20] = POISON;
+        } else {
+            p.n_generated = 5;
+            p.generated = calloc(5, sizeof *p.generated);
+            p.generated[4] = POISON;
+        }
+        run_submit(&run, p);
+    }
+    struct job_params again = clean(1, 200, 150);
+    again.id = 5;
+    run_submit(&run, again);
+    run_all(&run);
+    for (int id = 2; id <= 4; id++) {
+        cr_expect(run.jobs[id].failed && run.jobs[id].failure == JOB_FAILED_INTERNAL && run.jobs[id].n_tokens == 0, "job %d", id);
+        cr_expect(strstr(run.jobs[id].text, "numbers that are none"), "job %d: %s", id, run.jobs[id].text);
+    }
+    cr_expect(run.jobs[5].finished && same_tokens(&run.jobs[1], 0, &run.jobs[5], 150));
+}

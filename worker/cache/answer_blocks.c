@@ -3,6 +3,7 @@
  * block is that of its prompt and what its blocks hold, and whoever has the blocks can go on from there to the bit. Keeping the exact rows until the block leaves the window
  * was rejected: the rows of a window depend on the exact rows of the window before, layer by layer, so nothing short of decoding all over again would give them back. */
 #include "worker/cache/engine_private.h"
+#include <errno.h>
 #include <string.h>
 
 /* The block that is complete when there are n tokens, or -1. An answer that stays in the window has none. */
@@ -34,21 +35,15 @@ int answer_block_complete(struct sequence *seq)
     const struct engine *e = seq->engine;
     const struct model *m = e->model;
     const int block = completed_block(seq, seq->n_tokens);
-    int bad = 0;
-
     for (int layer = 0; block >= 0 && layer < m->config.n_layers; layer++) {
         const struct fast_rows rows = window_rows(seq, layer, block);
         const struct block_params p = sequence_block_params(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
         const int r = m->ops->block_encode(m->stream, &p, e->attended);
-        if (r < 0)
-            return r;
-        bad += r != 0;
+        if (r != 0)
+            return r < 0 ? r : -ERANGE;
     }
-    if (block < 0)
-        return 0;
-    /* Values that are not finite concern this sequence alone, whose logits show it; others must not find them in the pool. */
-    seq->blocks[block].keep = bad > 0;
-    block_move_start(seq, block);
+    if (block >= 0)
+        block_move_start(seq, block);
     return 0;
 }
 

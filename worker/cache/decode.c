@@ -128,6 +128,11 @@ int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *
     for (int i = 0; r >= 0 && i < n; i++) {
         sequences[i]->tokens[sequences[i]->n_tokens++] = tokens[i];
         r = answer_block_complete(sequences[i]);
+        if (r == -ERANGE) { /* its own values, nobody else's concern */
+            sequences[i]->phase = SEQUENCE_FAILED;
+            r = 0;
+            continue;
+        }
         if (r >= 0)
             r = fast_tier_leave(sequences[i]);
         if (r >= 0)

@@ -101,9 +101,11 @@ void sequence_free(struct sequence *sequence);
 /* Before sequence_free, when nobody will go on with the answer (it is complete, or not wanted any more): its blocks leave the pool, unless another sequence has them; with
  * reuse_generated they get a prompt's keys first, in the background. */
 void sequence_retire_answer(struct sequence *sequence);
-/* One unit of prefill: one chunk of one layer, some cached blocks of a layer, or a layer's selection. 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it. */
+/* One unit of prefill: one chunk of one layer, some cached blocks of a layer, or a layer's selection. 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it.
+ * -ERANGE: its keys or values are not finite, or too large for the format's codes. */
 int sequence_prefill_step(struct sequence *sequence);
-/* Logits [vocab] for the token after the last one, valid until the next step of this sequence. */
+/* Logits [vocab] for the token after the last one, valid until the next step of this sequence. NULL when a step found keys or values (as -ERANGE above) in it: it alone has failed then, and
+ * can only be freed. */
 const float *sequence_logits(const struct sequence *sequence);
 /* Log-probabilities of prompt[i+1] given prompt[..i], [n_prompt - 1], when asked for; else NULL. */
 const float *sequence_prompt_logprobs(const struct sequence *sequence);

@@ -151,14 +151,14 @@ struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
     struct block_move *move; /* on its way to the pool, or NULL */
-    bool keep;               /* never moved: values that are not finite, or the pool has something else under its key */
+    bool keep;               /* never moved: the pool has something else under its key */
 };
 
 /* Keys, lookup, reservation; then private extents for what the pool did not take. Sets n_cached. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
 int sequence_blocks_init(struct sequence *seq, const struct sequence_request *request, struct error *err);
 void sequence_blocks_fini(struct sequence *seq);
 /* Block `block` of the prompt is complete in `layer`: codes it, or takes what the pool already has. k, v: head h, token t at + h * head_stride + t * head_dim.
- * -ERANGE when K or V are not finite. */
+ * -ERANGE when K or V hold what the block cannot (block_encode). */
 int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
 /* Decodes a cached block's layer into k, v. */
 int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
@@ -183,7 +183,8 @@ void block_move_orphan(struct block_move *move);
 /* ---- blocks of the answer (answer_blocks.c) ---- */
 /* Space for the block that the next token completes, if it does. -ENOMEM. */
 int answer_block_prepare(struct sequence *seq);
-/* The newest token has completed its block, or has not. A complete one is coded, what the code gives back replaces its rows, and it starts for the pool. */
+/* The newest token has completed its block, or has not. A complete one is coded, what the code gives back replaces its rows, and it starts for the pool. -ERANGE
+ * as above. */
 int answer_block_complete(struct sequence *seq);
 /* Leases the blocks of the answer so far that the pool has. */
 void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *request, uint64_t end_us);

@@ -110,7 +110,10 @@ static void advance(struct scheduler *s, struct job *job)
         (void)answer_add(s, job, p->generated[index]);
         return;
     }
-    rc = sample(s, job, &result);
+    /* Logits that are no numbers leave nothing to draw from; bans alone never do. */
+    rc = sequence_logits(job->sequence) ? sample(s, job, &result) : -ERANGE;
+    if (rc == -EINVAL)
+        rc = -ERANGE;
     if (rc < 0) {
         (void)job_engine_failed(s, &s->running, job, rc, "sampling");
         return;

@@ -63,11 +63,12 @@ void job_fail(struct scheduler *s, struct job_list *list, struct job *job, enum 
 
 int job_engine_failed(struct scheduler *s, struct job_list *list, struct job *job, int error, const char *what)
 {
+    const char *why = error == -ERANGE ? "the model made numbers that are none, or too large for the format of the cache" : strerror(-error);
     char text[160];
 
-    snprintf(text, sizeof text, "%s: %s", what, strerror(-error));
+    snprintf(text, sizeof text, "%s: %s", what, why);
     job_fail(s, list, job, JOB_FAILED_INTERNAL, text);
-    return error == -ENOMEM || error == -EINVAL || error == -ENOTSUP ? 0 : error;
+    return error == -ENOMEM || error == -EINVAL || error == -ENOTSUP || error == -ERANGE ? 0 : error;
 }
 
 static void list_fail(struct scheduler *s, struct job_list *list, enum job_failure failure, const char *text)

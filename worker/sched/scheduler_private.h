@@ -39,7 +39,7 @@ uint64_t job_prompt_left(const struct job *job);
 void job_free(struct job *job);
 /* Takes the job from its list, tells the sink and frees it. */
 void job_fail(struct scheduler *s, struct job_list *list, struct job *job, enum job_failure failure, const char *text);
-/* An error of the engine: the job fails; -ENOMEM, -EINVAL and -ENOTSUP concern the job alone (0), others the device (the error). */
+/* An error of the engine: the job fails; -ENOMEM, -EINVAL, -ENOTSUP and -ERANGE concern the job alone (0), others the device (the error). */
 int job_engine_failed(struct scheduler *s, struct job_list *list, struct job *job, int error, const char *what);
 
 /* sched_prefill.c: each returns 0 or the error of a broken device */
