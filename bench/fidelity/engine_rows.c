@@ -18,7 +18,7 @@
 /* What is kept is the same; who finds the rest, and how many tokens at a time, is not. */
 #define SCORER(scorer_name) \
     {.name = scorer_name "-16", .text = "snapkv, K8V4, pages of 16 tokens found by " scorer_name, .group = GROUP_SCORER, \
-     ENGINE(.selector = "snapkv", .scorer = scorer_name), SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, .importance = 1}, \
+     ENGINE(.selector = "snapkv", .scorer = scorer_name), SPLITS({256, 256}, {256, 512}), .n_task_splits = 1, .tasks = ON_KL | ON_RECALL, .importance = 1}, \
     {.name = scorer_name "-128", .text = "snapkv, K8V4, blocks of 128 tokens found by " scorer_name, .group = GROUP_SCORER, \
      ENGINE(.selector = "snapkv", .scorer = scorer_name, .fetch_unit = BLOCK_TOKENS), SPLITS({256, 256}), .tasks = ON_KL, .importance = 1}
 
@@ -59,11 +59,11 @@ static const struct fidelity_method methods[] = {
     DEMOTE("chunkkv", .importance = 1),
     DEMOTE("tova", .importance = 1),
     DEMOTE("keydiff", .importance = 1),
-    DEMOTE("h2o", .importance = 1, .cost = 10),
+    DEMOTE("h2o", .importance = 2, .cost = 10),
     DEMOTE("streaming", .importance = 1),
 
     {.name = "index2-16", .text = "snapkv, K8V4, pages of 16 tokens found by index2, the top two bits of the key codes", .group = GROUP_SCORER, ENGINE(.selector = "snapkv"),
-     SPLITS({256, 256}, {256, 512}), .tasks = ON_KL | ON_RECALL, .importance = 1},
+     SPLITS({256, 256}, {256, 512}), .n_task_splits = 1, .tasks = ON_KL | ON_RECALL, .importance = 1},
     {.name = "index2-128", .text = "snapkv, K8V4, blocks of 128 tokens found by index2", .group = GROUP_SCORER,
      ENGINE(.selector = "snapkv", .fetch_unit = BLOCK_TOKENS), SPLITS({256, 256}), .tasks = ON_KL, .importance = 1},
     SCORER("minmax"),
@@ -77,7 +77,7 @@ static const struct fidelity_method methods[] = {
      SPLITS({256, 256}), .tasks = ON_KL, .importance = 1},
 
     {.name = "equal-512", .text = "snapkv, 512 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
-     SPLITS({0, 512}, {36, 480}, {128, 384}, {256, 256}, {384, 128}), .tasks = ON_KL | ON_RECALL, .importance = 1},
+     SPLITS({0, 512}, {36, 480}, {128, 384}, {256, 256}, {384, 128}), .tasks = ON_KL, .importance = 1},
     {.name = "equal-768", .text = "snapkv, 768 tokens kept or fetched", .group = GROUP_SPLIT, ENGINE(.selector = "snapkv"),
      SPLITS({0, 768}), .tasks = ON_KL, .importance = 1},
 

@@ -31,7 +31,7 @@ static const struct option_spec specs[] = {
      .help = "tokens of the recall contexts; default 2048,4096,7000, or 512 with --quick"},
     {.name = "recall-samples", .kind = OPTION_INT, FIELD(recall_samples), .fallback = "0", .min = 0, .max = 1000, .metavar = "N", .help = "recall contexts of each length; 0: 2, or 1 with --quick"},
     {.name = "needle-samples", .kind = OPTION_INT, FIELD(needle_samples), .fallback = "0", .min = 0, .max = 1000, .metavar = "N",
-     .help = "needle questions, of which those that full attention answers count; 0: 16, or 2 with --quick"},
+     .help = "needle questions, of which those that full attention answers count; 0: 8, or 2 with --quick"},
     {.name = "needle-tokens", .kind = OPTION_INT, FIELD(needle_tokens), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "N",
      .help = "tokens of a needle context; 0: 2048, or 512 with --quick"},
     {.name = "seed", .kind = OPTION_INT, FIELD(seed), .fallback = "7", .min = 0, .max = INT64_MAX, .metavar = "N", .help = "of the generated tasks"},
@@ -108,7 +108,7 @@ int fidelity_options_derive(struct fidelity_options *o, struct error *err)
     default_to(&o->positions, q, 256, 48);
     default_to(&o->task_budget, q, 256, 64);
     default_to(&o->recall_samples, q, 2, 1);
-    default_to(&o->needle_samples, q, 16, 2);
+    default_to(&o->needle_samples, q, 8, 2);
     default_to(&o->needle_tokens, q, 2048, 512);
     if (!o->texts && access(NEWS_TEXTS, R_OK) == 0)
         o->texts = NEWS_TEXTS;

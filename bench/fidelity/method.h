@@ -94,6 +94,7 @@ struct fidelity_method {
     int fetch_per_budget;   /* with sweep: 0, or 1 for F = B */
     const struct fidelity_split *splits; /* [n_splits] without sweep */
     int n_splits;
+    int n_task_splits;      /* how many of them, from the first, do recall and needles too; 0: all */
     double cost;            /* of a row, against one of the engine that finds its prefix in the pool: for the progress bar. 0 means 1 */
     int importance;         /* 0: in every run; 1: in the default set; 2: only when --rows names it or with --all */
 };

@@ -60,7 +60,7 @@ static bool wanted(struct maker *m, const struct fidelity_row *row)
     return matched || m->list->n == 0;
 }
 
-static int add_row(struct maker *m, const struct fidelity_method *method, int budget, int fetch)
+static int add_row(struct maker *m, const struct fidelity_method *method, int budget, int fetch, bool all_tasks)
 {
     struct fidelity_row row = {.method = method, .budget = budget, .fetch = fetch, .tasks = method->tasks & m->filter->tasks};
     char b[16], f[16];
@@ -74,7 +74,7 @@ static int add_row(struct maker *m, const struct fidelity_method *method, int bu
         if (costly && !m->filter->patterns)
             return 0;
     }
-    if (costly)
+    if (costly || !all_tasks)
         row.tasks &= ON_KL;
     if (!wanted(m, &row) || (row.tasks == 0 && m->list->n > 0))
         return 0;
@@ -95,9 +95,9 @@ static int add_method(struct maker *m, const struct fidelity_method *method)
 {
     int r = 0;
     for (int i = 0; method->sweep && r >= 0 && i < m->filter->n_budgets; i++)
-        r = add_row(m, method, m->filter->budgets[i], m->filter->budgets[i] * method->fetch_per_budget);
+        r = add_row(m, method, m->filter->budgets[i], m->filter->budgets[i] * method->fetch_per_budget, true);
     for (int i = 0; !method->sweep && r >= 0 && i < method->n_splits; i++)
-        r = add_row(m, method, method->splits[i].budget, method->splits[i].fetch);
+        r = add_row(m, method, method->splits[i].budget, method->splits[i].fetch, method->n_task_splits == 0 || i < method->n_task_splits);
     return r;
 }
 
