@@ -48,7 +48,7 @@ static size_t prefix_bytes(const struct buf *text, size_t n)
 int make_kl_cases(struct case_set *set, const struct case_params *p, int n, int n_prompt, int n_rows, struct error *err)
 {
     const int64_t want = (int64_t)n * (n_prompt + n_rows + 1);
-    struct token_ids ids = {NULL};
+    struct token_ids ids = {.n = 0};
     size_t characters = TEXT_CHARACTERS, bytes;
     int r;
     do {
@@ -71,7 +71,7 @@ int make_kl_cases(struct case_set *set, const struct case_params *p, int n, int 
 /* Sentences from a random place on, about n_tokens of them, in `sentences` [n <= max]; returns n. */
 static int draw_filler(const struct case_params *p, struct draw *d, int n_tokens, const char **sentences, int max, struct error *err)
 {
-    struct token_ids ids = {NULL};
+    struct token_ids ids = {.n = 0};
     const int start = draw_below(d, p->source->n_sentences);
     int n = 0, r = 0;
     while (r >= 0 && n < max && (int64_t)ids.n < n_tokens) {
@@ -95,7 +95,7 @@ static int append_sentence(struct buf *doc, const char *sentence)
 static int add_question(struct case_set *set, const struct token_ids *doc, const struct token_ids *question, const struct token_ids *answer, int scored_from,
                         bool seen, int label, int sample)
 {
-    struct token_ids all = {NULL};
+    struct token_ids all = {.n = 0};
     const struct token_ids *parts[] = {doc, question, answer};
     int r = doc->n && question->n && answer->n > (size_t)scored_from ? 0 : -EINVAL;
     for (int i = 0; i < 3; i++)
@@ -115,7 +115,7 @@ static int add_question(struct case_set *set, const struct token_ids *doc, const
 
 static int add_recall(struct case_set *set, const struct case_params *p, struct draw *d, int length, int label, const char **sentences, int max, struct error *err)
 {
-    struct token_ids doc = {NULL}, question = {NULL}, answer = {NULL};
+    struct token_ids doc = {.n = 0}, question = {.n = 0}, answer = {.n = 0};
     struct buf text;
     buf_init(&text, TOKENIZER_TEXT_MAX);
     int r = encode_str(p, "List:", &doc, err);
@@ -240,7 +240,7 @@ static int write_facts(struct needle *n, const struct case_params *p, struct dra
 static int add_needle(struct case_set *set, const struct case_params *p, const char *document, size_t len, const char *question_text, const char *answer_text,
                       struct error *err)
 {
-    struct token_ids doc = {NULL}, question = {NULL}, answer = {NULL};
+    struct token_ids doc = {.n = 0}, question = {.n = 0}, answer = {.n = 0};
     const int sample = set->n;
     int r = encode(p, document, len, &doc, err);
     if (r >= 0)

@@ -195,7 +195,7 @@ static int collect_words(const struct text_source *s, struct word *words)
 
 static int keep_single_tokens(struct text_source *s, struct word *words, int n, const struct tokenizer *tok, struct error *err)
 {
-    struct token_ids ids = {NULL};
+    struct token_ids ids = {.n = 0};
     int r = 0;
     qsort(words, (size_t)n, sizeof(*words), by_text);
     s->words = malloc(((size_t)n + 1) * sizeof(*s->words));

@@ -68,7 +68,7 @@ static void fill_items(const struct lab_layer *l, int first, int n, struct attn_
             items[i * l->n_kv_heads + h] = (struct attn_decode_item){
                 .q = l->q + q,
                 .out = l->out + q,
-                .rows = {{0}, {l->new_k + h * head_new, l->new_v + h * head_new, first + i + 1}},
+                .rows = {{0}, {.k = l->new_k + h * head_new, .v = l->new_v + h * head_new, .n = first + i + 1}},
             };
         }
 }
