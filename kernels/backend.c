@@ -21,10 +21,21 @@ const struct kernel_backend *cpu_backend(void)
     return &backend;
 }
 
+/* Tables are nothing but function pointers, and a name. */
+static bool has_empty_slot(const void *table, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += sizeof(void *))
+        if (*(void *const *)((const char *)table + at) == NULL)
+            return true;
+    return false;
+}
+
 int backend_check(const struct kernel_backend *backend, struct error *err)
 {
     if (backend->abi != KERNEL_BACKEND_ABI || backend->table_bytes != sizeof(struct device_ops) + sizeof(struct kernel_ops))
         return error_set(err, -ENOTSUP, "the %s plugin was built from other headers", backend->name);
+    if (has_empty_slot(backend->device, sizeof *backend->device) || has_empty_slot(backend->ops, sizeof *backend->ops))
+        return error_set(err, -ENOTSUP, "the %s plugin has an empty slot", backend->name);
     if (*backend->missing)
         return error_set(err, -ENOTSUP, "the %s plugin is incomplete: it lacks %s", backend->name, backend->missing);
     return 0;

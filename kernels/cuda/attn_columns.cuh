@@ -23,8 +23,8 @@ template <int D> DEVICE void column_strip(uint16_t *strip, const float *q, int64
     __syncwarp();
 }
 
-/* Logits of a strip, -inf where !visible(query, key); query counts from the head's first, key from the tile's. */
-template <int D, class Visible> DEVICE void column_logits(const uint16_t *strip, const uint16_t *keys, float scale, int first, Visible visible, float s[COLUMN_KEYS / 8][4])
+/* Logits of a strip, each passed through logit(query, key, s) (-inf where the query does not see the key); query counts from the head's first, key from the tile's. */
+template <int D, class Logit> DEVICE void column_logits(const uint16_t *strip, const uint16_t *keys, float scale, int first, Logit logit, float s[COLUMN_KEYS / 8][4])
 {
     const int lane = (int)threadIdx.x % 32;
     struct attn_tile_rows<D> r;
@@ -32,8 +32,7 @@ template <int D, class Visible> DEVICE void column_logits(const uint16_t *strip,
     attn_tile_logits<D, COLUMN_KEYS>(r, keys, scale, s);
     UNROLL for (int n = 0; n < COLUMN_KEYS / 8; n++)
         UNROLL for (int i = 0; i < 4; i++)
-            if (!visible(first + lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2))
-                s[n][i] = -INFINITY;
+            s[n][i] = logit(first + lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2, s[n][i]);
 }
 
 /* Adds the weights of a strip's two rows of this lane to the lane's columns: ml(query) gives m, and 1 / l. */

@@ -9,7 +9,7 @@
  * Items that attend every page, or the newest ones, skip score and choose. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
  * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU about 1e-5; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
  * of nearly equal mass.
- * Head dims 64, 80 (rows alone), 96, 128, groups up to 16, no key biases: else -ENOTSUP. `pages` and `summaries` are device memory; `items` is the host's, and ret_chosen too. With ret_chosen,
+ * Head dims 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `pages` and `summaries` are device memory; `items` is the host's, and ret_chosen too. With ret_chosen,
  * or where blocks are chosen, the call waits. */
 #include "kernels/cuda/attn_decode_parts.cuh"
 #include "kernels/cuda/attn_index.cuh"
@@ -18,6 +18,14 @@
 #include "kernels/cuda/radix_select.cuh"
 #include <errno.h>
 #include <string.h>
+
+/* Coefficients of key biases: a head of an item a block, one warp. */
+__global__ void __launch_bounds__(32) decode_bias_kernel(const struct decode_args a)
+{
+    const struct decode_item &item = a.items[blockIdx.y];
+    const int h = (int)blockIdx.x;
+    bias_coefficients(a.bias, item.kv_head, item.q + h * a.head_dim, a.head_dim, a.scale, item.ab + h * BIAS_LD);
+}
 
 /* A warp a page. Queries are prepared once a block. */
 __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const struct decode_args a)
@@ -47,13 +55,13 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const st
     const uint16_t *summary = reinterpret_cast<const uint16_t *>(item.summaries) + (int64_t)i * vectors * d;
     float *e = item.e + (int64_t)i * a.group;
     for (int h = 0; index && h < a.group; h++) {
-        const float score = index_page_score(&iq, a.layout, page, h);
+        const float score = index_page_score(a, item, &iq, page, h);
         if (lane == 0)
             e[h] = score;
     }
     for (int first = 0; !index && first < a.group; first += 2) { /* two heads at a time; the second half may repeat the last one */
         const int h = first + lane / 16 < a.group ? first + lane / 16 : a.group - 1;
-        const float score = oracle ? oracle_score(sq.q[h], page.sink ? a.layout.sink : a.layout.page, page, d) : summary_score(a.scorer, sq.q[h], d, page.tokens, summary);
+        const float score = oracle ? oracle_score(a, item, page, h, sq.q[h]) : summary_score(a, item, page, h, sq.q[h], summary);
         if (lane % 16 == 0 && first + lane / 16 < a.group)
             e[h] = score;
     }
@@ -218,7 +226,7 @@ static void item_choice(struct decode_item *to, const struct attn_decode_item *f
 }
 
 /* Counts and scratch of one item; returns the scratch's size. */
-static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks, int group, int d, uint8_t *base)
+static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks, bool bias, int group, int d, uint8_t *base)
 {
     size_t used = 0;
     *to = {};
@@ -226,6 +234,7 @@ static size_t item_init(struct decode_item *to, const struct attn_decode_item *f
     to->out = from->out;
     to->pages = from->pages;
     to->summaries = from->summaries;
+    to->kv_head = from->kv_head;
     to->n_pages = from->n_pages;
     item_choice(to, from, scorer, blocks);
     for (int r = 0; r < 2; r++) {
@@ -239,6 +248,8 @@ static size_t item_init(struct decode_item *to, const struct attn_decode_item *f
     to->e = (float *)take(base, &used, pages * (size_t)group * sizeof(float));
     to->mass = (float *)take(base, &used, pages * sizeof(float));
     to->chosen = (int32_t *)take(base, &used, to->scored ? (size_t)to->n_chosen * sizeof(int32_t) : 0);
+    if (bias)
+        to->ab = (float *)take(base, &used, bias_rows_bytes(group));
     if (to->scored && blocks) {
         to->blocks = (int32_t *)take(base, &used, (size_t)to->n_choices * sizeof(int32_t));
         to->n_now = (int32_t *)take(base, &used, sizeof(int32_t));
@@ -256,7 +267,7 @@ extern "C" size_t cuda_attn_decode_scratch(const struct op_bounds *b)
     item.rows[1].n = b->n_rows[1];
     item.n_pages = b->n_pages;
     item.fetch_pages = b->fetch_pages;
-    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
+    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_bias_pairs > 0, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
 }
 
 /* The most parts and pages that any item has: the grids. */
@@ -303,7 +314,9 @@ static int launch_parts_any(struct stream *s, const struct decode_args &a, int n
 
 static int launch_all(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x)
 {
-    int r = launch_parts_any(s, a, n_items, x, false);
+    int r = a.bias.first ? cuda_error(LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s->cuda, a)) : 0;
+    if (r == 0)
+        r = launch_parts_any(s, a, n_items, x, false);
     if (r == 0 && x.scored_pages > 0 && a.scorer != PAGE_SCORER_RECENT)
         r = cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_pages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
     if (r == 0 && x.scored_pages > 0)
@@ -373,7 +386,7 @@ static int check(const struct attn_decode_params *p)
         if (!on_16_bytes(&item->rows[0]) || !on_16_bytes(&item->rows[1]))
             return -ENOTSUP;
     }
-    if (p->bias || p->group > DECODE_GROUP_MAX || p->n_items > 65535)
+    if (p->group > DECODE_GROUP_MAX || p->n_items > 65535)
         return -ENOTSUP;
     return d == 64 || d == 80 || d == 96 || d == 128 ? 0 : -ENOTSUP;
 }
@@ -391,13 +404,13 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
         return r;
     struct decode_item *items = (struct decode_item *)host;
     for (int i = 0; i < p->n_items; i++)
-        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->group, p->head_dim, nullptr);
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->bias != nullptr, p->group, p->head_dim, nullptr);
     r = stream_temp(s, bytes, &scratch);
     if (r < 0)
         return r;
     bytes = 0;
     for (int i = 0; i < p->n_items; i++)
-        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->group, p->head_dim, (uint8_t *)scratch + bytes);
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->bias != nullptr, p->group, p->head_dim, (uint8_t *)scratch + bytes);
     struct decode_args a = {};
     a.items = (const struct decode_item *)device;
     if (p->layout)
@@ -406,6 +419,8 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     a.head_dim = p->head_dim;
     a.scale = p->scale;
     a.scorer = p->scorer;
+    if (p->bias)
+        a.bias = *p->bias;
     r = cuda_error(cudaMemcpyAsync(device, host, list_bytes, cudaMemcpyHostToDevice, s->cuda));
     if (r == 0)
         r = launch_all(s, a, p->n_items, extent_of(items, p->n_items));

@@ -1,7 +1,7 @@
 /* What the kernels of decode attention share; attn_decode.cu says how they work together. All pointers are device memory. */
 #pragma once
 #include "kernels/cuda/cuda_private.h"
-#include "kernels/cuda/math.cuh"
+#include "kernels/cuda/attn_bias.cuh"
 
 enum {
     DECODE_GROUP_MAX = 16,  /* query heads of a group: the rows of a tensor core's tile */
@@ -18,6 +18,8 @@ struct decode_item {
     struct kv_rows rows[2];
     const struct kv_page *pages;
     const uint8_t *summaries;
+    int kv_head;
+    float *ab;                         /* coefficients of key biases, [group, BIAS_LD]; NULL: none */
     int n_pages, n_chosen, first_page; /* not scored: pages first_page .. first_page + n_chosen - 1 are attended */
     int n_choices;                     /* pages or blocks to choose */
     int scored;
@@ -41,4 +43,11 @@ struct decode_args {
     int group, head_dim;
     float scale;
     enum page_scorer scorer;
+    struct key_bias bias;
 };
+
+/* A logit of head h and a key at `position`, with its bias. */
+DEVICE float decode_logit(const struct decode_args &a, const struct decode_item &item, int h, int64_t position, float s)
+{
+    return item.ab && h < a.group ? bias_continue(a.bias, item.kv_head, item.ab + h * BIAS_LD, position, s) : s;
+}

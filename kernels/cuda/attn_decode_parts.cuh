@@ -89,7 +89,12 @@ template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_rows_k
         start(stage ^ 1, at + DECODE_WARPS * 16);
         copy_async_wait<1>();
         __syncwarp();
-        attn_tile_step<D, 16>(r, own + stage * 2 * S::TILE, own + (stage * 2 + 1) * S::TILE, a.scale, [&](int, int key) { return at + key < n; });
+        attn_tile_step<D, 16>(r, own + stage * 2 * S::TILE, own + (stage * 2 + 1) * S::TILE, a.scale, [&](int h, int key, float s) {
+            const int row = first + at + key;
+            if (at + key >= n)
+                return -INFINITY;
+            return decode_logit(a, item, h, rows.positions ? rows.positions[row] : rows.pos0 + row, s);
+        });
         __syncwarp(); /* the next round copies over this stage */
     }
     copy_async_wait<0>();
@@ -114,7 +119,9 @@ template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_pages_
         const uint32_t tokens = page.tokens;
         page_to_tile(page.sink ? a.layout.sink : a.layout.page, page.page, D, S::LD, keys, values);
         __syncwarp();
-        attn_tile_step<D, 16>(r, keys, values, a.scale, [&](int, int key) { return (tokens >> key & 1) != 0; });
+        attn_tile_step<D, 16>(r, keys, values, a.scale, [&](int h, int key, float s) {
+            return tokens >> key & 1 ? decode_logit(a, item, h, (int64_t)page.subpage * SUBPAGE_TOKENS + key, s) : -INFINITY;
+        });
         __syncwarp(); /* the next page is written over this one */
     }
     decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, item.o + (int64_t)part * a.group * D);

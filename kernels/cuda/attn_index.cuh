@@ -41,8 +41,9 @@ DEVICE void index_quantize(struct index_query *iq, const float *q, int h, int d,
 }
 
 /* e of one head for one page; every lane gets it. */
-DEVICE float index_page_score(const struct index_query *iq, const struct block_layout &layout, const struct kv_page &page, int h)
+DEVICE float index_page_score(const struct decode_args &a, const struct decode_item &item, const struct index_query *iq, const struct kv_page &page, int h)
 {
+    const struct block_layout &layout = a.layout;
     const int lane = (int)threadIdx.x % 32, t = lane % 16, d = (int)layout.head_dim;
     const uint32_t *codes = reinterpret_cast<const uint32_t *>(page.index);
     const int *query = reinterpret_cast<const int *>(iq->bytes[h]);
@@ -55,7 +56,7 @@ DEVICE float index_page_score(const struct index_query *iq, const struct block_l
     dot += __shfl_xor_sync(0xFFFFFFFFu, dot, 16);
     const float step = fp16_to_float(page_fp16(page.index, layout.index_step, t)), min = fp16_to_float(page_fp16(page.index, layout.index_min, t));
     const float logit = fmaf(step * (float)(dot * 128 + iq->sum63[h]), iq->half_step[h], min * iq->step_sum[h]);
-    const float s = page.tokens >> t & 1 ? logit : -INFINITY, m = warp_max(s);
+    const float s = page.tokens >> t & 1 ? decode_logit(a, item, h, (int64_t)page.subpage * SUBPAGE_TOKENS + t, logit) : -INFINITY, m = warp_max(s);
     const float sum = warp_sum(lane < 16 ? exp_nonpositive(s - m) : 0.0f); /* a page without slow tokens: NaN there, so 0 */
     return m + log_float(sum);
 }

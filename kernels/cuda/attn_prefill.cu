@@ -5,7 +5,8 @@
  * and bf16 operands: NMSE against the CPU about 1e-5.
  * Shared memory: (64 + 2 * 128) (D + 8) * 2 bytes, 87,040 at D = 128: one block a multiprocessor with 100 KiB, two with 227. With few heads and few queries most
  * multiprocessors stay idle; the keys are not split yet.
- * Head dims 64, 80, 96, 128; any group; k, v and their strides on 16 bytes; no key biases. */
+ * Head dims 64, 80, 96, 128; any group; k, v and their strides on 16 bytes. */
+#include "kernels/cuda/attn_bias.cuh"
 #include "kernels/cuda/attn_tile.cuh"
 #include "kernels/cuda/cuda_private.h"
 #include <errno.h>
@@ -15,6 +16,7 @@ enum { PREFILL_ROWS = 64, PREFILL_KEYS = 64, PREFILL_THREADS = 128 };
 struct prefill_args {
     struct attn_prefill_params p;
     int group, n_rows; /* n_q * group */
+    struct attn_bias bias; /* rows [n_q, n_heads] */
 };
 
 template <int D> DEVICE void prefill_store(const struct prefill_args &a, const struct attn_tile_rows<D> &r, int first_row, int kv_head)
@@ -67,8 +69,14 @@ template <int D> __global__ void __launch_bounds__(PREFILL_THREADS) attn_prefill
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        attn_tile_step<D, PREFILL_KEYS>(r, keys, keys + PREFILL_KEYS * (D + 8), a.p.scale, [&](int row, int key) {
-            return (int64_t)tile * PREFILL_KEYS + key <= a.p.pos0 + (first_row + warp * 16 + row) / group;
+        attn_tile_step<D, PREFILL_KEYS>(r, keys, keys + PREFILL_KEYS * (D + 8), a.p.scale, [&](int row, int key, float s) {
+            const int64_t position = (int64_t)tile * PREFILL_KEYS + key;
+            const int at = first_row + warp * 16 + row;
+            if (position > a.p.pos0 + at / group)
+                return -INFINITY;
+            if (!a.bias.ab || at >= a.n_rows)
+                return s;
+            return bias_continue(a.bias.key, kv_head, a.bias.ab + ((int64_t)(at / group) * a.p.n_heads + kv_head * group + at % group) * BIAS_LD, position, s);
         });
         __syncthreads(); /* the next round copies over this tile */
     }
@@ -86,19 +94,39 @@ template <int D> static int launch_prefill(struct stream *s, const struct prefil
     return cuda_error(LAUNCH((attn_prefill_kernel<D>), dim3((unsigned)(a.n_rows + PREFILL_ROWS - 1) / PREFILL_ROWS, (unsigned)a.p.n_kv_heads), PREFILL_THREADS, shared, s->cuda, a));
 }
 
-extern "C" int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p)
+static int launch_any(struct stream *s, const struct prefill_args &a)
 {
-    if (p->n_q < 1 || p->n_q > BLOCK_TOKENS || p->pos0 < 0 || p->pos0 / BLOCK_TOKENS != (p->pos0 + p->n_q - 1) / BLOCK_TOKENS || p->n_kv_heads < 1 || p->n_heads < 1 ||
-        p->n_heads % p->n_kv_heads != 0)
-        return -EINVAL;
-    if (p->bias || (uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
-        return -ENOTSUP;
-    const struct prefill_args a = {*p, p->n_heads / p->n_kv_heads, p->n_q * (p->n_heads / p->n_kv_heads)};
-    switch (p->head_dim) {
+    switch (a.p.head_dim) {
     case 64: return launch_prefill<64>(s, a);
     case 80: return launch_prefill<80>(s, a);
     case 96: return launch_prefill<96>(s, a);
     case 128: return launch_prefill<128>(s, a);
     default: return -ENOTSUP;
     }
+}
+
+extern "C" int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p)
+{
+    if (p->n_q < 1 || p->n_q > BLOCK_TOKENS || p->pos0 < 0 || p->pos0 / BLOCK_TOKENS != (p->pos0 + p->n_q - 1) / BLOCK_TOKENS || p->n_kv_heads < 1 || p->n_heads < 1 ||
+        p->n_heads % p->n_kv_heads != 0)
+        return -EINVAL;
+    if ((uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
+        return -ENOTSUP;
+    struct prefill_args a = {*p, p->n_heads / p->n_kv_heads, p->n_q * (p->n_heads / p->n_kv_heads), {}};
+    a.p.bias = nullptr; /* host memory */
+    if (!p->bias)
+        return launch_any(s, a);
+    void *ab;
+    int r = stream_temp(s, bias_rows_bytes((int64_t)p->n_q * p->n_heads), &ab);
+    if (r < 0)
+        return r;
+    a.bias.key = *p->bias;
+    a.bias.ab = (float *)ab;
+    r = bias_rows(s, a.bias, p->q, p->n_q, p->n_heads, a.group, p->head_dim, p->scale);
+    return stream_temp_end(s, r < 0 ? r : launch_any(s, a));
+}
+
+extern "C" size_t cuda_attn_prefill_scratch(const struct op_bounds *b)
+{
+    return b->n_bias_pairs ? bias_rows_bytes((int64_t)BLOCK_TOKENS * b->n_heads) : 0;
 }

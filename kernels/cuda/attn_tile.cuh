@@ -89,17 +89,17 @@ template <int D, int KEYS> DEVICE void attn_tile_output(struct attn_tile_rows<D>
     }
 }
 
-/* visible(row, key): whether row `row` (0..15) sees key `key` (0..KEYS - 1) of the tile. Keys and values that nobody sees must still be finite. */
-template <int D, int KEYS, class Visible>
-DEVICE void attn_tile_step(struct attn_tile_rows<D> &r, const uint16_t *keys, const uint16_t *values, float scale, Visible visible)
+/* logit(row, key, s): what the logit s of row `row` (0..15) and key `key` (0..KEYS - 1) of the tile comes to: -inf where the row does not see the key. Keys and values that nobody sees must
+ * still be finite. */
+template <int D, int KEYS, class Logit>
+DEVICE void attn_tile_step(struct attn_tile_rows<D> &r, const uint16_t *keys, const uint16_t *values, float scale, Logit logit)
 {
     const int lane = (int)threadIdx.x % 32;
     float s[KEYS / 8][4];
     attn_tile_logits<D, KEYS>(r, keys, scale, s);
     UNROLL for (int n = 0; n < KEYS / 8; n++)
         UNROLL for (int i = 0; i < 4; i++)
-            if (!visible(lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2))
-                s[n][i] = -INFINITY;
+            s[n][i] = logit(lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2, s[n][i]);
     attn_tile_weights<D, KEYS>(r, s);
     attn_tile_output<D, KEYS>(r, s, values);
 }

@@ -3,12 +3,12 @@
 #include "kernels/cuda/cuda_private.h"
 #include "proto/base/base_assert.h"
 
-#define MISSING "key biases, and a worker that keeps its arrays in device memory"
+#define MISSING "a worker that keeps its arrays in device memory"
 
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
-    const size_t parts[] = {sizeof(float) * (size_t)bounds->n_vocab, cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds)};
+    const size_t parts[] = {sizeof(float) * (size_t)bounds->n_vocab, cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds), cuda_attn_prefill_scratch(bounds)};
     size_t most = 0;
     (void)s;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)

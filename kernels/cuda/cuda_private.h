@@ -85,6 +85,7 @@ int cuda_window_scores(struct stream *s, const struct window_score_params *p);
 size_t cuda_window_scores_scratch(const struct op_bounds *b);
 int cuda_keydiff_scores(struct stream *s, const struct keydiff_params *p);
 int cuda_attn_column_sums(struct stream *s, const struct column_sum_params *p);
+size_t cuda_attn_prefill_scratch(const struct op_bounds *b);
 int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p);
 int cuda_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
 int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended);

@@ -7,7 +7,8 @@
  *   chunks  means over aligned chunks of positions
  *
  * Rows are (head of the group, query), each head's queries filled up to whole strips of 16. bf16 operands, sums in fixed orders: NMSE against the CPU about 1e-6.
- * Head dims 64, 80, 96, 128; k on 16 bytes; no key biases; the bounds of kernels.h. */
+ * Head dims 64, 80, 96, 128; k on 16 bytes; the bounds of kernels.h. */
+#include "kernels/cuda/attn_bias.cuh"
 #include "kernels/cuda/attn_columns.cuh"
 #include "kernels/cuda/elementwise.cuh"
 #include <errno.h>
@@ -23,12 +24,21 @@ struct window_args {
     float *row_stats;                  /* [n_kv_heads, n_rows, 2]: m, 1 / l */
     float *sums;                       /* [n_heads, n_columns] */
     float *pooled;                     /* [n_kv_heads or 1, n_scored] */
+    struct attn_bias bias;             /* rows [n_window, n_heads] */
 };
 
 /* The last key that query w sees. */
 DEVICE int64_t last_visible(const struct window_args &a, int query)
 {
     return a.p.n_keys - a.p.n_window + query;
+}
+
+/* The logit of a query and a key at `position`: seen or not, and with its bias. */
+DEVICE float window_logit(const struct window_args &a, int kv_head, int head, int query, int64_t position, float s)
+{
+    if (query >= a.p.n_window || position > last_visible(a, query))
+        return -INFINITY;
+    return a.bias.ab ? bias_continue(a.bias.key, kv_head, a.bias.ab + ((int64_t)query * a.p.n_heads + head) * BIAS_LD, position, s) : s;
 }
 
 template <int D> DEVICE void load_keys(const struct window_args &a, struct columns_shared<D> *shared, int kv_head, int64_t first)
@@ -57,7 +67,7 @@ template <int D> __global__ void __launch_bounds__(COLUMN_THREADS) window_stats_
         load_keys<D>(a, shared, kv_head, pos);
         if (!there)
             continue;
-        column_logits<D>(shared->strips[warp], shared->keys, a.p.scale, first, [&](int query, int key) { return query < a.p.n_window && pos + key <= last_visible(a, query); }, s);
+        column_logits<D>(shared->strips[warp], shared->keys, a.p.scale, first, [&](int query, int key, float x) { return window_logit(a, kv_head, h, query, pos + key, x); }, s);
         UNROLL for (int half = 0; half < 2; half++) {
             float top = m[half], sum = 0;
             UNROLL for (int n = 0; n < COLUMN_KEYS / 8; n++)
@@ -111,7 +121,7 @@ template <int D> __global__ void __launch_bounds__(COLUMN_THREADS) window_sums_k
         for (int strip = warp; strip < a.n_strips; strip += COLUMN_WARPS) {
             float s[COLUMN_KEYS / 8][4];
             column_strip<D>(shared->strips[warp], a.p.q + (int64_t)head * D, (int64_t)a.p.n_heads * D, strip * 16, a.p.n_window);
-            column_logits<D>(shared->strips[warp], shared->keys, a.p.scale, strip * 16, [&](int query, int key) { return query < a.p.n_window && pos + key <= last_visible(a, query); }, s);
+            column_logits<D>(shared->strips[warp], shared->keys, a.p.scale, strip * 16, [&](int query, int key, float x) { return window_logit(a, kv_head, head, query, pos + key, x); }, s);
             column_add(s, strip * 16, [&](int query) {
                 const float *stats = a.row_stats + 2 * ((int64_t)kv_head * a.n_rows + h * a.n_strips * 16 + query);
                 return query < a.p.n_window ? make_float2(stats[0], stats[1]) : make_float2(0, 0);
@@ -187,7 +197,7 @@ static int check(const struct window_score_params *p)
         p->pool % 2 == 0 || p->chunk < 1)
         return -EINVAL;
     const int group = p->n_heads / p->n_kv_heads;
-    if (p->bias || p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group || SEGMENT_KEYS % p->chunk != 0 || (uintptr_t)p->k % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
+    if (p->pool > POOL_MAX || group > GROUP_MAX || p->n_window > ROWS_MAX / group || SEGMENT_KEYS % p->chunk != 0 || (uintptr_t)p->k % 16 || p->head_stride % 8 || p->n_kv_heads > 65535)
         return -ENOTSUP;
     return 0;
 }
@@ -198,6 +208,7 @@ static struct window_args make_args(const struct window_score_params *p, float *
     const size_t kv_heads = (size_t)p->n_kv_heads;
     struct window_args a = {};
     a.p = *p;
+    a.p.bias = nullptr; /* host memory */
     a.group = p->n_heads / p->n_kv_heads;
     a.n_strips = (p->n_window + 15) / 16;
     a.n_rows = a.group * a.n_strips * 16;
@@ -207,12 +218,16 @@ static struct window_args make_args(const struct window_score_params *p, float *
     a.first_column = p->first > p->pool / 2 ? p->first - p->pool / 2 : 0;
     a.end_column = p->last + p->pool / 2 < a.n_columns ? p->last + p->pool / 2 : a.n_columns;
     const size_t ml = kv_heads * (size_t)a.n_segments * (size_t)a.n_rows * 2, stats = kv_heads * (size_t)a.n_rows * 2, sums = (size_t)p->n_heads * (size_t)a.n_columns;
-    *ret_floats = ml + stats + sums + kv_heads * (size_t)a.n_scored;
+    const size_t ab = p->bias ? bias_rows_bytes((int64_t)p->n_window * p->n_heads) / sizeof(float) : 0;
+    *ret_floats = ml + stats + sums + kv_heads * (size_t)a.n_scored + ab;
+    if (p->bias)
+        a.bias.key = *p->bias;
     if (memory) {
         a.ml = memory;
         a.row_stats = a.ml + ml;
         a.sums = a.row_stats + stats;
         a.pooled = a.sums + sums;
+        a.bias.ab = ab ? a.pooled + kv_heads * (size_t)a.n_scored : nullptr;
     }
     return a;
 }
@@ -230,7 +245,7 @@ extern "C" size_t cuda_window_scores_scratch(const struct op_bounds *b)
     p.last = b->n_keys;
     p.pool = 1;
     make_args(&p, nullptr, &n_floats);
-    return n_floats * sizeof(float);
+    return n_floats * sizeof(float) + (b->n_bias_pairs ? bias_rows_bytes((int64_t)b->n_window * b->n_heads) : 0);
 }
 
 template <int D> static int launch(struct stream *s, const struct window_args &a)
@@ -241,6 +256,8 @@ template <int D> static int launch(struct stream *s, const struct window_args &a
     int r = cuda_error(cudaFuncSetAttribute((const void *)window_stats_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     if (r == 0)
         r = cuda_error(cudaFuncSetAttribute((const void *)window_sums_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    if (r == 0)
+        r = bias_rows(s, a.bias, a.p.q, a.p.n_window, a.p.n_heads, a.group, D, a.p.scale);
     if (r == 0)
         r = cuda_error(LAUNCH((window_stats_kernel<D>), dim3((unsigned)a.n_segments, strip_blocks, heads), COLUMN_THREADS, shared, s->cuda, a));
     if (r == 0)

@@ -8,22 +8,26 @@
 static const double attention_limit = 1e-4;
 
 /* Queries are as large as makes attention sharp: logits of a deviation of 3. */
-static void prefill(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int n_kv_heads, int d)
+static void prefill(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int n_kv_heads, int d, bool biased)
 {
+    struct key_bias cpu_bias, gpu_bias;
     const size_t n_keys = (size_t)pos0 + (size_t)n_q, stride = n_keys * (size_t)d + 64, kv_bytes = stride * (size_t)n_kv_heads * 2;
     const size_t count = (size_t)(n_q * n_heads * d), rows = (size_t)(n_q * n_heads);
     float *q = ops_test_floats(t, count, 3), *out = ops_test_alloc(count * sizeof *out), *ml = ops_test_alloc(rows * 2 * sizeof *ml);
     uint16_t *k = ops_test_bf16(t, kv_bytes / 2, 1), *v = ops_test_bf16(t, kv_bytes / 2, 1);
     struct attn_prefill_params p = {.q = q, .pos0 = pos0, .n_q = n_q, .k = k, .v = v, .head_stride = (int64_t)stride, .n_heads = n_heads, .n_kv_heads = n_kv_heads,
                                     .head_dim = d, .scale = 1 / sqrtf((float)d), .out = out, .ret_ml = ml};
+    ops_test_bias_make(t, n_kv_heads, d, (int)n_keys, &cpu_bias, &gpu_bias);
+    p.bias = biased ? &cpu_bias : NULL;
     for (int h = 0; h < n_kv_heads; h++) /* nothing behind the last key may be attended */
         memset(k + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 128), memset(v + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 128);
     t->cpu_ops->attn_prefill(t->cpu, &p);
+    p.bias = biased ? &gpu_bias : NULL;
     p.q = ops_test_upload(t, q, count * sizeof *q), p.k = ops_test_upload(t, k, kv_bytes), p.v = ops_test_upload(t, v, kv_bytes);
     p.out = ops_test_room(t, count * sizeof *out), p.ret_ml = ops_test_room(t, rows * 2 * sizeof *ml);
     ops_test_true(t, "attn_prefill", t->gpu_ops->attn_prefill(t->gpu, &p) == 0);
     float *gpu_out = ops_test_download(t, p.out, count * sizeof *out), *gpu_ml = ops_test_download(t, p.ret_ml, rows * 2 * sizeof *ml);
-    const char *shape = ops_test_shape("attn_prefill pos %d n_q %d heads %d/%d d %d", (int)pos0, n_q, n_heads, n_kv_heads, d);
+    const char *shape = ops_test_shape("attn_prefill pos %d n_q %d heads %d/%d d %d biased %d", (int)pos0, n_q, n_heads, n_kv_heads, d, biased);
     ops_test_nmse(t, shape, out, gpu_out, count, attention_limit);
     for (size_t i = 0; i < rows; i++) { /* m and l depend on where m is found; their sum does not */
         ml[i] = ml[2 * i] + logf(ml[2 * i + 1]);
@@ -31,16 +35,19 @@ static void prefill(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int 
     }
     ops_test_nmse(t, shape, ml, gpu_ml, rows, attention_limit);
     free(q), free(out), free(ml), free(k), free(v), free(gpu_out), free(gpu_ml);
+    ops_test_bias_free(&cpu_bias);
 }
 
 void test_ops_attention(struct ops_test *t)
 {
-    prefill(t, 0, 1, 1, 1, 64);
-    prefill(t, 0, 128, 3, 1, 64);
-    prefill(t, 128, 17, 4, 2, 80);
-    prefill(t, 384, 5, 7, 1, 96);
-    prefill(t, 300, 3, 16, 1, 128);
-    prefill(t, 255, 1, 2, 2, 128);
+    prefill(t, 0, 1, 1, 1, 64, false);
+    prefill(t, 0, 128, 3, 1, 64, false);
+    prefill(t, 128, 17, 4, 2, 80, false);
+    prefill(t, 384, 5, 7, 1, 96, true);
+    prefill(t, 300, 3, 16, 1, 128, false);
+    prefill(t, 255, 1, 2, 2, 128, false);
+    prefill(t, 128, 30, 6, 3, 64, true);
+    ops_test_free_buffers(t);
     struct attn_prefill_params odd = {.n_q = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 48};
     ops_test_true(t, "a head dim without a kernel", t->gpu_ops->attn_prefill(t->gpu, &odd) == -ENOTSUP);
     odd.n_q = 129;

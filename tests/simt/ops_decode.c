@@ -13,19 +13,21 @@ struct decode_case {
     int group, d, n_blocks, n_kept, n_recent, fetch;
     double kept_share; /* of a page's tokens that are not slow */
     enum page_scorer scorer;
-    bool blocks;
+    bool blocks, biased;
 };
 
 static const struct decode_case cases[] = {
-    {KV_FORMAT_K8V4, 3, 64, 3, 70, 40, INT_MAX, .2, PAGE_SCORER_INDEX2, false}, {KV_FORMAT_K8V4, 4, 128, 6, 300, 17, 20, .1, PAGE_SCORER_INDEX2, false},
-    {KV_FORMAT_K8V8, 16, 96, 2, 1, 0, 5, .4, PAGE_SCORER_INDEX2, false},        {KV_FORMAT_BF16, 1, 64, 2, 0, 3, 1, 0, PAGE_SCORER_INDEX2, false},
-    {KV_FORMAT_K8V4, 2, 64, 5, 600, 5, 33, .3, PAGE_SCORER_RECENT, false},      {KV_FORMAT_K8V4, 3, 64, 5, 9, 5, 11, .3, PAGE_SCORER_MINMAX, false},
-    {KV_FORMAT_K8V8, 2, 96, 3, 9, 5, 7, .3, PAGE_SCORER_MEAN, false},           {KV_FORMAT_K8V4, 7, 128, 3, 9, 5, 7, .3, PAGE_SCORER_MEANVAR, false},
-    {KV_FORMAT_K8V4, 1, 64, 3, 9, 5, 7, .3, PAGE_SCORER_ORACLE, false},         {KV_FORMAT_K8V4, 3, 64, 6, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true},
-    {KV_FORMAT_K8V4, 2, 64, 6, 9, 5, 24, .2, PAGE_SCORER_RECENT, true},  {KV_FORMAT_K8V4, 2, 64, 2, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true},
-    {KV_FORMAT_K8V4, 7, 64, 2, 20, 20, 0, .1, PAGE_SCORER_INDEX2, false},
-    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2, false}, {KV_FORMAT_K8V4, 2, 64, 0, 1, 0, 8, 0, PAGE_SCORER_INDEX2, false},
-    {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2, false},
+    {KV_FORMAT_K8V4, 3, 64, 3, 70, 40, INT_MAX, .2, PAGE_SCORER_INDEX2, false, false}, {KV_FORMAT_K8V4, 4, 128, 6, 300, 17, 20, .1, PAGE_SCORER_INDEX2, false, false},
+    {KV_FORMAT_K8V8, 16, 96, 2, 1, 0, 5, .4, PAGE_SCORER_INDEX2, false, false},        {KV_FORMAT_BF16, 1, 64, 2, 0, 3, 1, 0, PAGE_SCORER_INDEX2, false, false},
+    {KV_FORMAT_K8V4, 2, 64, 5, 600, 5, 33, .3, PAGE_SCORER_RECENT, false, false},      {KV_FORMAT_K8V4, 3, 64, 5, 9, 5, 11, .3, PAGE_SCORER_MINMAX, false, false},
+    {KV_FORMAT_K8V8, 2, 96, 3, 9, 5, 7, .3, PAGE_SCORER_MEAN, false, false},           {KV_FORMAT_K8V4, 7, 128, 3, 9, 5, 7, .3, PAGE_SCORER_MEANVAR, false, false},
+    {KV_FORMAT_K8V4, 1, 64, 3, 9, 5, 7, .3, PAGE_SCORER_ORACLE, false, false},         {KV_FORMAT_K8V4, 3, 64, 6, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true, false},
+    {KV_FORMAT_K8V4, 2, 64, 6, 9, 5, 24, .2, PAGE_SCORER_RECENT, true, false},  {KV_FORMAT_K8V4, 2, 64, 2, 9, 5, 16, .2, PAGE_SCORER_INDEX2, true, false},
+    {KV_FORMAT_K8V4, 7, 64, 2, 20, 20, 0, .1, PAGE_SCORER_INDEX2, false, false},
+    {KV_FORMAT_K8V4, 5, 80, 0, 257, 256, 8, 0, PAGE_SCORER_INDEX2, false, false}, {KV_FORMAT_K8V4, 2, 64, 0, 1, 0, 8, 0, PAGE_SCORER_INDEX2, false, false},
+    {KV_FORMAT_K8V4, 1, 128, 0, 0, 0, 8, 0, PAGE_SCORER_INDEX2, false, false},   {KV_FORMAT_K8V4, 3, 64, 3, 70, 40, 7, .2, PAGE_SCORER_INDEX2, false, true},
+    {KV_FORMAT_K8V8, 2, 96, 2, 9, 40, 5, .2, PAGE_SCORER_MEANVAR, false, true},  {KV_FORMAT_K8V4, 4, 128, 3, 9, 40, 8, .2, PAGE_SCORER_MINMAX, true, true},
+    {KV_FORMAT_BF16, 5, 64, 2, 9, 40, 5, .2, PAGE_SCORER_ORACLE, false, true},
 };
 
 /* One item on both sides. What the CPU's points at is the host's, what the GPU's points at the device's. */
@@ -107,6 +109,8 @@ static void decode(struct ops_test *t, const struct decode_case *c)
     struct block_layout layout = {0};
     struct decode_pair pairs[ITEMS];
     struct attn_decode_item cpu[ITEMS], gpu[ITEMS];
+    struct key_bias cpu_bias, gpu_bias;
+    int32_t positions[700];
     if (c->n_blocks > 0)
         ops_test_true(t, "layout", block_layout_init(&layout, c->format, 1, 1, (uint32_t)c->d) == 0);
     for (int i = 0; i < ITEMS; i++) {
@@ -115,20 +119,30 @@ static void decode(struct ops_test *t, const struct decode_case *c)
         gpu[i] = pairs[i].gpu;
     }
     gpu[1].rows[1].n = cpu[1].rows[1].n = c->n_recent / 2; /* items differ */
-    struct attn_decode_params p = {.items = cpu, .n_items = ITEMS, .layout = c->n_blocks ? &layout : NULL, .group = c->group, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .scorer = c->scorer, .fetch_blocks = c->blocks};
+    for (int i = 0; i < 700; i++)
+        positions[i] = i * 37 % 600;
+    int32_t *gpu_positions = ops_test_upload(t, positions, sizeof positions);
+    ops_test_bias_make(t, ITEMS, c->d, 700, &cpu_bias, &gpu_bias);
+    for (int i = 0; i < ITEMS; i++) { /* kept rows lie anywhere, recent ones behind each other */
+        cpu[i].kv_head = gpu[i].kv_head = i;
+        cpu[i].rows[0].positions = positions, gpu[i].rows[0].positions = gpu_positions;
+        cpu[i].rows[1].pos0 = gpu[i].rows[1].pos0 = 16 * i + 5;
+    }
+    struct attn_decode_params p = {.items = cpu, .n_items = ITEMS, .layout = c->n_blocks ? &layout : NULL, .group = c->group, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .scorer = c->scorer, .fetch_blocks = c->blocks, .bias = c->biased ? &cpu_bias : NULL};
     t->cpu_ops->attn_decode(t->cpu, &p);
-    p.items = gpu;
+    p.items = gpu, p.bias = c->biased ? &gpu_bias : NULL;
     ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
     for (int i = 0; i < ITEMS; i++) {
         float *out = ops_test_download(t, gpu[i].out, (size_t)(c->group * c->d) * sizeof(float));
-        const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d blocks %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
-                                           c->fetch, (int)c->scorer, c->blocks);
+        const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d blocks %d biased %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
+                                           c->fetch, (int)c->scorer, c->blocks, c->biased);
         ops_test_true(t, shape, cpu[i].ret_n_chosen == gpu[i].ret_n_chosen);
         ops_test_same(t, shape, cpu[i].ret_chosen, gpu[i].ret_chosen, sizeof(int32_t) * (size_t)cpu[i].ret_n_chosen);
         ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(c->group * c->d), 1e-4);
         free(out);
         pair_free(&pairs[i]);
     }
+    ops_test_bias_free(&cpu_bias);
 }
 
 void test_ops_decode(struct ops_test *t)
@@ -137,7 +151,7 @@ void test_ops_decode(struct ops_test *t)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         /* With scratch set aside nothing is allocated. */
         const struct op_bounds bounds = {.n_heads = cases[i].group, .n_kv_heads = 1, .head_dim = cases[i].d, .n_vocab = 1, .n_items = ITEMS, .n_rows = {cases[i].n_kept, cases[i].n_recent},
-                                         .n_pages = cases[i].n_blocks * BLOCK_SUBPAGES, .fetch_pages = cases[i].fetch, .scorer = cases[i].scorer, .fetch_blocks = cases[i].blocks};
+                                         .n_pages = cases[i].n_blocks * BLOCK_SUBPAGES, .fetch_pages = cases[i].fetch, .scorer = cases[i].scorer, .fetch_blocks = cases[i].blocks, .n_bias_pairs = cases[i].biased ? 3 : 0};
         const size_t bytes = t->gpu_ops->scratch_bytes(t->gpu, &bounds);
         struct device_memory_stats stats;
         if (i % 2 == 0)
@@ -152,6 +166,4 @@ void test_ops_decode(struct ops_test *t)
     }
     struct attn_decode_params p = {.n_items = 0, .group = 17, .head_dim = 64};
     ops_test_true(t, "a group without a kernel", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
-    p.group = 1, p.bias = &(struct key_bias){.n_freqs = 1};
-    ops_test_true(t, "key biases are refused", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
 }

@@ -5,36 +5,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void window(struct ops_test *t, struct window_score_params p, const char *name)
+static void window(struct ops_test *t, struct window_score_params p, const char *name, bool biased)
 {
+    struct key_bias cpu_bias, gpu_bias;
     const size_t stride = (size_t)p.n_keys * (size_t)p.head_dim + 16, k_bytes = stride * (size_t)p.n_kv_heads * 2, q_count = (size_t)(p.n_window * p.n_heads * p.head_dim);
     const size_t n = (size_t)(p.last - p.first) * (size_t)(p.all_heads ? 1 : p.n_kv_heads);
     float *q = ops_test_floats(t, q_count, 2), *expected = ops_test_alloc(n * sizeof(float));
     uint16_t *k = ops_test_bf16(t, k_bytes / 2, 1);
+    ops_test_bias_make(t, p.n_kv_heads, p.head_dim, (int)p.n_keys, &cpu_bias, &gpu_bias);
+    p.bias = biased ? &cpu_bias : NULL;
     p.q = q, p.k = k, p.head_stride = (int64_t)stride, p.scale = 1 / sqrtf((float)p.head_dim), p.scores = expected;
     ops_test_true(t, "window_scores on the CPU", t->cpu_ops->window_scores(t->cpu, &p) == 0);
+    p.bias = biased ? &gpu_bias : NULL;
     p.q = ops_test_upload(t, q, q_count * sizeof(float)), p.k = ops_test_upload(t, k, k_bytes), p.scores = ops_test_room(t, n * sizeof(float));
     ops_test_true(t, "window_scores", t->gpu_ops->window_scores(t->gpu, &p) == 0);
     float *actual = ops_test_download(t, p.scores, n * sizeof(float));
     ops_test_nmse(t, ops_test_shape("window_scores %s", name), expected, actual, n, 1e-4);
     free(q), free(expected), free(k), free(actual);
+    ops_test_bias_free(&cpu_bias);
+    ops_test_free_buffers(t);
 }
 
 static void windows(struct ops_test *t)
 {
     const struct window_score_params plain = {.n_window = 16, .n_keys = 300, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .first = 0, .last = 284, .pool = 1, .chunk = 1};
     struct window_score_params p = plain;
-    window(t, p, "plain");
+    window(t, p, "plain", false);
     p.pool = 7;
-    window(t, p, "pooled by head");
+    window(t, p, "pooled by head", true);
     p.pool_after_group = true, p.first = 3, p.last = 200;
-    window(t, p, "pooled after the group");
+    window(t, p, "pooled after the group", false);
     p = plain, p.n_window = 37, p.n_heads = 6, p.n_keys = 1200, p.first = 1000, p.last = 1163, p.head_dim = 96, p.pool = 5;
-    window(t, p, "a late part of two segments");
+    window(t, p, "a late part of two segments", true);
     p = plain, p.n_window = 1, p.n_heads = 7, p.n_kv_heads = 1, p.n_keys = 66, p.last = 65, p.head_dim = 128, p.chunk = 16, p.first = 5;
-    window(t, p, "one query, chunks");
+    window(t, p, "one query, chunks", false);
     p = plain, p.all_heads = true, p.head_dim = 80, p.pool = 3;
-    window(t, p, "all heads");
+    window(t, p, "all heads", false);
     p = plain, p.pool = 129;
     ops_test_true(t, "a pool without a kernel", t->gpu_ops->window_scores(t->gpu, &p) == -ENOTSUP);
     p = plain, p.last = 285;
@@ -59,20 +65,23 @@ static void keydiff(struct ops_test *t, int64_t n_keys, int n_kv_heads, int d, i
 }
 
 /* Two calls, as a prompt's prefill makes them: the second continues the sums of the first. */
-static void column_sums(struct ops_test *t, int n_first, int n_second, int n_heads, int n_kv_heads, int d)
+static void column_sums(struct ops_test *t, int n_first, int n_second, int n_heads, int n_kv_heads, int d, bool biased)
 {
+    struct key_bias cpu_bias, gpu_bias;
     const int n_keys = n_first + n_second;
     const size_t stride = (size_t)(n_keys * d) + 8, k_bytes = stride * (size_t)n_kv_heads * 2, row = (size_t)(n_heads * d), sums_bytes = (size_t)(n_keys * n_kv_heads) * sizeof(float);
     float *q = ops_test_floats(t, (size_t)n_keys * row, 2), *out = ops_test_alloc((size_t)n_keys * row * sizeof(float)), *ml = ops_test_alloc((size_t)(n_keys * n_heads) * 2 * sizeof(float));
     float *sums = ops_test_alloc(sums_bytes), *gpu_q = ops_test_upload(t, q, (size_t)n_keys * row * sizeof(float)), *gpu_sums = ops_test_room(t, sums_bytes);
     uint16_t *k = ops_test_bf16(t, k_bytes / 2, 1), *gpu_k = ops_test_upload(t, k, k_bytes);
+    ops_test_bias_make(t, n_kv_heads, d, n_keys, &cpu_bias, &gpu_bias);
     for (int call = 0; call < 2; call++) {
         const int pos0 = call ? n_first : 0, n_q = call ? n_second : n_first;
         struct attn_prefill_params attn = {.q = q + (size_t)pos0 * row, .pos0 = pos0, .n_q = n_q, .k = k, .v = k, .head_stride = (int64_t)stride, .n_heads = n_heads, .n_kv_heads = n_kv_heads,
-                                           .head_dim = d, .scale = 1 / sqrtf((float)d), .out = out, .ret_ml = ml};
+                                           .head_dim = d, .scale = 1 / sqrtf((float)d), .out = out, .ret_ml = ml, .bias = biased ? &cpu_bias : NULL};
         struct column_sum_params p = {.attn = &attn, .sums = sums, .sum_stride = n_keys};
         t->cpu_ops->attn_prefill(t->cpu, &attn);
         t->cpu_ops->attn_column_sums(t->cpu, &p);
+        attn.bias = biased ? &gpu_bias : NULL;
         attn.q = gpu_q + (size_t)pos0 * row, attn.k = attn.v = gpu_k, attn.out = ops_test_room(t, (size_t)n_q * row * sizeof(float));
         attn.ret_ml = ops_test_room(t, (size_t)(n_q * n_heads) * 2 * sizeof(float));
         p.sums = gpu_sums;
@@ -81,6 +90,7 @@ static void column_sums(struct ops_test *t, int n_first, int n_second, int n_hea
     float *actual = ops_test_download(t, gpu_sums, sums_bytes);
     ops_test_nmse(t, ops_test_shape("attn_column_sums %d + %d queries heads %d/%d d %d", n_first, n_second, n_heads, n_kv_heads, d), sums, actual, (size_t)(n_keys * n_kv_heads), 1e-4);
     free(q), free(out), free(ml), free(sums), free(k), free(actual);
+    ops_test_bias_free(&cpu_bias);
 }
 
 static void summaries(struct ops_test *t, enum page_scorer scorer, enum kv_format format, int d)
@@ -115,8 +125,8 @@ void test_ops_scores(struct ops_test *t)
     keydiff(t, 100, 2, 64, 10, 90);
     keydiff(t, 2100, 1, 48, 0, 2100);
     keydiff(t, 3, 3, 256, 1, 3);
-    column_sums(t, 128, 40, 3, 1, 64);
-    column_sums(t, 128, 1, 4, 2, 128);
+    column_sums(t, 128, 40, 3, 1, 64, false);
+    column_sums(t, 128, 1, 4, 2, 128, true);
     summaries(t, PAGE_SCORER_MINMAX, KV_FORMAT_K8V4, 64);
     summaries(t, PAGE_SCORER_MEAN, KV_FORMAT_BF16, 96);
     summaries(t, PAGE_SCORER_MEANVAR, KV_FORMAT_K8V8, 128);

@@ -39,6 +39,10 @@ void ops_test_true(struct ops_test *t, const char *what, bool condition);
 /* Prints a shape into a buffer that the next call overwrites. */
 const char *ops_test_shape(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Key biases of n_kv_heads heads, for positions below n_positions: the CPU's arrays are the caller's to free, the GPU's are gone with the test's. */
+void ops_test_bias_make(struct ops_test *t, int n_kv_heads, int d, int n_positions, struct key_bias *ret_cpu, struct key_bias *ret_gpu);
+void ops_test_bias_free(struct key_bias *cpu);
+
 /* The tests, one group a file. */
 void test_ops_device(struct ops_test *t);
 void test_ops_elementwise(struct ops_test *t);

@@ -131,13 +131,15 @@ bool memory_is_device_address(const void *address)
 /* A word that is the address of mapped host memory which is not pinned. */
 void check_argument(const LaunchShape &shape, int index, const void *argument, size_t bytes, bool is_pointer)
 {
+    /* Programs, heaps and stacks lie above 2^45; below it two neighbouring numbers of a struct would look like addresses of a sanitizer's shadow. */
+    const uintptr_t lowest = is_pointer ? 1 << 16 : (uintptr_t)1 << 45;
     for (size_t i = 0; i + sizeof(void *) <= bytes; i += sizeof(void *)) {
         uintptr_t word;
         size_t left;
         unsigned char resident;
         const std::string where = std::string(shape.name) + ", argument " + std::to_string(index) + ", byte " + std::to_string(i);
         memcpy(&word, (const char *)argument + i, sizeof word);
-        if (word < 1 << 16 || word >> 47 || memory_find((void *)word, &left) != MEMORY_UNKNOWN)
+        if (word < lowest || word >> 47 || memory_find((void *)word, &left) != MEMORY_UNKNOWN)
             continue;
         if (memory_is_device_address((void *)word)) {
             /* One past the end is an address that code may form. */

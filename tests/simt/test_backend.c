@@ -56,6 +56,17 @@ Test(backend, a_plugin_of_other_headers_is_refused)
     cr_assert_eq(backend_check(&backend, &err), -ENOTSUP);
 }
 
+Test(backend, a_plugin_with_an_empty_slot_is_refused)
+{
+    struct kernel_backend backend = *cpu_backend();
+    struct kernel_ops ops = *backend.ops;
+    struct error err;
+    ops.topk = NULL;
+    backend.ops = &ops;
+    cr_assert_eq(backend_check(&backend, &err), -ENOTSUP);
+    cr_assert_not_null(strstr(err.text, "slot"), "%s", err.text);
+}
+
 Test(backend, a_device_that_cannot_be_opened_is_an_error)
 {
     const struct device_config config = {.n_threads = 0};
