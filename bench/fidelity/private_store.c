@@ -29,6 +29,7 @@ static int program_path(char path[PATH_MAX], const char *name)
 static void run_child(const char *program, const char *socket, uint64_t pool_bytes, pid_t parent)
 {
     char size[32], timeout[16];
+    setpgid(0, 0); /* an interrupt from the terminal is for the run, which still needs the store */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(1);
