@@ -12,8 +12,12 @@ struct attn_bias {
 static void attn_bias_init(struct attn_bias *b, const struct bias_pairs *pairs, const float *q, int heads, int d)
 {
     b->pairs = *pairs;
-    for (int h = 0; b->pairs.n && h < heads; h++)
+    if (b->pairs.n == 0)
+        return;
+    for (int h = 0; h < heads; h++)
         bias_coefficients(pairs, q + h * d, d, b->ab[h]);
+    for (int h = heads; h < ATTN_HEADS; h++)
+        memset(b->ab[h], 0, sizeof b->ab[h]);
 }
 
 /* Continues the chains of logit[heads] at 16 positions by pair j. */

@@ -1,7 +1,7 @@
 /* Scorer index2: sub-pages against a query from their 2-bit index entries.
  *
  * The query is quantized to q = step * qi, |qi| <= 127; with key = kmin + kstep * (64 c + 31.5) the logit is
- * kstep * (128 D + 63 Q) * step / 2 + kmin * step * Q, D = sum of qi * c and Q = sum of qi, both exact integers (the bracket stays below 2^24 for d <= 256). */
+ * kstep * (64 step * D + 31.5 step * Q) + kmin * step * Q, D = sum of qi * c and Q = sum of qi, both exact integers. */
 #pragma once
 #include "kernels/cpu/attn_bias.h"
 #include "kernels/cpu/attn_score.h"
@@ -14,9 +14,8 @@ enum { INDEX_AHEAD = 16 }; /* pages whose entries are on their way */
 struct index_query {
     int heads, d;
     struct attn_bias bias;
-    float half_step[ATTN_HEADS], step_sum[ATTN_HEADS]; /* step / 2, step * Q */
-    int32_t sum63[ATTN_HEADS];                         /* 63 Q */
-    uint32_t bytes[ATTN_HEADS][KV_MAX_DIM / 4];        /* qi of dims 4 j .. 4 j + 3 */
+    float step_code[ATTN_HEADS], step_sum[ATTN_HEADS], step_middle[ATTN_HEADS]; /* 64 step, step * Q, 31.5 step * Q */
+    uint32_t bytes[ATTN_HEADS][KV_MAX_DIM / 4]; /* qi of dims 4 j .. 4 j + 3 */
 };
 
 /* q [heads, d], scale applied. */
@@ -33,9 +32,9 @@ static void index_query_init(struct index_query *iq, const float *q, int heads, 
             iq->bytes[h][j] = qdot_bytes(qi + 4 * j);
             sum += qi[4 * j] + qi[4 * j + 1] + qi[4 * j + 2] + qi[4 * j + 3];
         }
-        iq->half_step[h] = step * 0.5f;
+        iq->step_code[h] = step * 64.0f;
         iq->step_sum[h] = step * (float)sum;
-        iq->sum63[h] = 63 * sum;
+        iq->step_middle[h] = iq->step_sum[h] * 31.5f;
     }
 }
 
@@ -62,8 +61,8 @@ SPECIALIZE void index_page_logits(const struct index_query *iq, const struct blo
     v16 step = v16_load_fp16((const uint16_t *)(page->index + layout->index_step)), min = v16_load_fp16((const uint16_t *)(page->index + layout->index_min));
     v16 logit[ATTN_HEADS];
     UNROLL for (int h = 0; h < heads; h++) {
-        v16 code = v16_from_i32(v16i_add(v16i_shl(dot[h], 7), v16i_set1(iq->sum63[h])));
-        logit[h] = v16_fma(v16_mul(step, code), v16_set1(iq->half_step[h]), v16_mul(min, v16_set1(iq->step_sum[h])));
+        v16 code = v16_fma(v16_from_i32(dot[h]), v16_set1(iq->step_code[h]), v16_set1(iq->step_middle[h]));
+        logit[h] = v16_fma(step, code, v16_mul(min, v16_set1(iq->step_sum[h])));
     }
     attn_bias_sixteen(&iq->bias, page->subpage, heads, logit);
     UNROLL for (int h = 0; h < heads; h++)

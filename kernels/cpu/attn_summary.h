@@ -56,7 +56,7 @@ static void summary_terms(enum page_scorer scorer, const struct attn_bias *bias,
     }
     for (int h = 0; h < ATTN_HEADS; h++)
         term[h] = v16_zero();
-    attn_bias_sixteen(bias, page->subpage, heads, term);
+    attn_bias_sixteen(bias, page->subpage, ATTN_HEADS, term); /* all of them, as compiled in; the others are zeros */
     for (int h = 0; h < heads; h++) {
         v16 t = attn_mask_tokens(term[h], page->tokens);
         float m = v16_reduce_max(t);

@@ -17,6 +17,7 @@
  *   v16_eq, v16_lt, v16_le -> v16m; v16_select(m, a, b) = m ? a : b; v16m_bits(m): bit i is lane i
  *   v16_swap1, 2, 4, 8                                lane i takes lane i ^ 1, 2, 4, 8
  *   v16_reduce_add, v16_reduce_max -> float           the tree: lane i + lane i+8, then +4, +2, +1
+ *   v16_reduce_add16(x[16]) -> v16                    lane i is v16_reduce_add(x[i])
  *   v16i_zero, set1, load, store, add, sub, mul (low 32 bits), and, or, xor, shl, shr (logical), sar (shift counts 0..31), eq, select
  *   v16i_load_u8, v16i_load_i8                        16 bytes, widened
  *   v16i_store_u8                                     16 bytes; lanes must be in 0..255

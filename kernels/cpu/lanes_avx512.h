@@ -63,6 +63,26 @@ ALWAYS_INLINE float v16_reduce_add(v16 x)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
+/* Each step adds two halves of two vectors into one, so that 16 sums take 15 additions and no transpose. */
+ALWAYS_INLINE v16 reduce_eights(v16 a, v16 b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE)); /* 8 of a, 8 of b */
+}
+ALWAYS_INLINE v16 reduce_fours(const v16 *x) /* x[0], x[4], x[8], x[12]: 4 of each */
+{
+    v16 a = reduce_eights(x[0], x[4]), b = reduce_eights(x[8], x[12]);
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+}
+ALWAYS_INLINE v16 reduce_twos(v16 a, v16 b)
+{
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE)); /* in each quarter 2 of a, 2 of b */
+}
+ALWAYS_INLINE v16 v16_reduce_add16(const v16 x[16])
+{
+    v16 a = reduce_twos(reduce_fours(x), reduce_fours(x + 1)), b = reduce_twos(reduce_fours(x + 2), reduce_fours(x + 3));
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+}
+
 ALWAYS_INLINE float v16_reduce_max(v16 x)
 {
     __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

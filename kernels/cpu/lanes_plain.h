@@ -52,6 +52,13 @@ ALWAYS_INLINE float v16_reduce_add(v16 x)
     return x.f[0];
 }
 
+ALWAYS_INLINE v16 v16_reduce_add16(const v16 x[16])
+{
+    v16 r;
+    EACH_LANE r.f[l] = v16_reduce_add(x[l]);
+    return r;
+}
+
 ALWAYS_INLINE float v16_reduce_max(v16 x)
 {
     for (int h = 8; h > 0; h /= 2)

@@ -47,7 +47,7 @@ ALWAYS_INLINE qdot_sum qdot_step(qdot_sum sum, qdot_codes codes, const struct qd
 ALWAYS_INLINE v16i qdot_total(qdot_sum sum) { return _mm512_add_epi32(_mm512_slli_epi32(sum.hi, 6), sum.lo); }
 
 typedef struct { v16i field[4]; } qdot_fields;
-typedef v16i qdot_narrow;
+typedef struct { v16i a, b; } qdot_narrow; /* two chains, whose latency hides behind one another */
 
 ALWAYS_INLINE qdot_fields qdot_index_load(const uint8_t *codes)
 {
@@ -55,14 +55,16 @@ ALWAYS_INLINE qdot_fields qdot_index_load(const uint8_t *codes)
     return (qdot_fields){{_mm512_and_si512(x, three), _mm512_and_si512(_mm512_srli_epi16(x, 2), three), _mm512_and_si512(_mm512_srli_epi16(x, 4), three),
                           _mm512_and_si512(_mm512_srli_epi16(x, 6), three)}};
 }
-ALWAYS_INLINE qdot_narrow qdot_narrow_zero(void) { return v16i_zero(); }
+ALWAYS_INLINE qdot_narrow qdot_narrow_zero(void) { return (qdot_narrow){v16i_zero(), v16i_zero()}; }
 ALWAYS_INLINE qdot_narrow qdot_index_step(qdot_narrow sum, const qdot_fields *f, const uint32_t q[4])
 {
-    UNROLL for (int j = 0; j < 4; j++)
-        sum = _mm512_dpbusd_epi32(sum, f->field[j], v16i_set1((int32_t)q[j]));
+    UNROLL for (int j = 0; j < 4; j += 2) {
+        sum.a = _mm512_dpbusd_epi32(sum.a, f->field[j], v16i_set1((int32_t)q[j]));
+        sum.b = _mm512_dpbusd_epi32(sum.b, f->field[j + 1], v16i_set1((int32_t)q[j + 1]));
+    }
     return sum;
 }
-ALWAYS_INLINE v16i qdot_widen(v16i total, qdot_narrow sum) { return v16i_add(total, sum); }
+ALWAYS_INLINE v16i qdot_widen(v16i total, qdot_narrow sum) { return v16i_add(total, v16i_add(sum.a, sum.b)); }
 
 #elif CPU_ISA_BUILD == 1
 

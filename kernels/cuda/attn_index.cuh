@@ -8,8 +8,7 @@
 enum { INDEX_DIM_MAX = 256 };
 
 struct index_query {
-    float half_step[DECODE_GROUP_MAX], step_sum[DECODE_GROUP_MAX];
-    int32_t sum63[DECODE_GROUP_MAX];
+    float step_code[DECODE_GROUP_MAX], step_sum[DECODE_GROUP_MAX], step_middle[DECODE_GROUP_MAX];
     int8_t bytes[DECODE_GROUP_MAX][INDEX_DIM_MAX];
 };
 
@@ -34,9 +33,9 @@ DEVICE void index_quantize(struct index_query *iq, const float *q, int h, int d,
     sum = (int)__reduce_add_sync(0xFFFFFFFFu, (unsigned)sum);
     if (lane == 0) {
         const float step = none ? 0.0f : largest / 127.0f;
-        iq->half_step[h] = step * 0.5f;
+        iq->step_code[h] = step * 64.0f;
         iq->step_sum[h] = step * (float)sum;
-        iq->sum63[h] = 63 * sum;
+        iq->step_middle[h] = iq->step_sum[h] * 31.5f;
     }
 }
 
@@ -55,7 +54,7 @@ DEVICE float index_page_score(const struct decode_args &a, const struct decode_i
     }
     dot += __shfl_xor_sync(0xFFFFFFFFu, dot, 16);
     const float step = fp16_to_float(page_fp16(page.index, layout.index_step, t)), min = fp16_to_float(page_fp16(page.index, layout.index_min, t));
-    const float logit = fmaf(step * (float)(dot * 128 + iq->sum63[h]), iq->half_step[h], min * iq->step_sum[h]);
+    const float logit = fmaf(step, fmaf((float)dot, iq->step_code[h], iq->step_middle[h]), min * iq->step_sum[h]);
     const float s = page.tokens >> t & 1 ? decode_logit(a, item, h, (int64_t)page.subpage * SUBPAGE_TOKENS + t, logit) : -INFINITY, m = warp_max(s);
     const float sum = warp_sum(lane < 16 ? exp_nonpositive(s - m) : 0.0f); /* a page without slow tokens: NaN there, so 0 */
     return m + log_float(sum);

@@ -71,6 +71,18 @@ static void probe_scalars(const float *a, const float *b, const float *c, void *
     r[3] = vmath_logf(b[0]);
 }
 
+/* Sixteen different vectors from three, held within bounds, so that one infinity does not hide everything. */
+static void probe_reduce16(const float *a, const float *b, const float *c, void *ret)
+{
+    v16 x[LANES];
+    for (int i = 0; i < LANES; i++) {
+        v16 v = v16_load(i % 3 == 0 ? a : i % 3 == 1 ? b : c);
+        v = v16_max(v16_min(v, v16_set1(100.0f)), v16_set1(-100.0f));
+        x[i] = v16_mul(v, v16_set1(1.0f + 0.37f * (float)i));
+    }
+    v16_store(ret, v16_reduce_add16(x));
+}
+
 static v16i dot4(const float *a, const float *b, const float *c)
 {
     /* Signed bytes are kept within 64 in magnitude, as the contract of the dot product asks. */
@@ -127,7 +139,7 @@ const struct lanes_probe ISA(lanes_probes)[] = {
     ENTRY(select_lt), ENTRY(select_le), ENTRY(swap1), ENTRY(swap2), ENTRY(swap4), ENTRY(swap8), ENTRY(load_n), ENTRY(load_bf16), ENTRY(load_fp16),
     ENTRY(from_i32), ENTRY(exp), ENTRY(exp_nonpositive), ENTRY(log), ENTRY(int_add), ENTRY(int_sub), ENTRY(int_mul), ENTRY(int_and), ENTRY(int_or),
     ENTRY(int_xor), ENTRY(int_shl), ENTRY(int_shr), ENTRY(int_sar), ENTRY(int_eq), ENTRY(int_load_u8), ENTRY(int_load_i8), ENTRY(int_to_i32), ENTRY(int_bits),
-    ENTRY(int_dot4), ENTRY(store_n), ENTRY(store_bf16), ENTRY(store_fp16), ENTRY(store_u8), ENTRY(scalars),
+    ENTRY(int_dot4), ENTRY(store_n), ENTRY(store_bf16), ENTRY(store_fp16), ENTRY(store_u8), ENTRY(scalars), ENTRY(reduce16),
 };
 #if CPU_ISA_BUILD == 0
 const size_t lanes_n_probes_plain = sizeof lanes_probes_plain / sizeof lanes_probes_plain[0];

@@ -11,7 +11,7 @@ enum {
     ENGINE_MAX_BATCH = 4096,
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
-    ENGINE_NUMERICS_VERSION = 2,
+    ENGINE_NUMERICS_VERSION = 3,
 };
 
 static int check_range(struct error *err, const char *name, int64_t value, int64_t min, int64_t max)
