@@ -64,7 +64,7 @@ static int open_model(struct worker *w, struct error *err)
     snprintf(w->model_id, sizeof w->model_id, "%s", *c->name ? c->name : slash && slash[1] ? slash + 1 : w->options->model);
     LOG_INFO("model_loaded", LOG_STR("path", w->options->model), LOG_STR("name", w->model_id), LOG_STR("arch", model_arch_name(c->arch)),
              LOG_INT("layers", c->n_layers), LOG_INT("kv_heads", c->n_kv_heads), LOG_INT("head_dim", c->head_dim),
-             LOG_INT("context", c->max_context), LOG_INT("load_ms", (clock_now_us() - started_us) / 1000));
+             LOG_INT("context", c->max_context), LOG_INT("biased_key_pairs", w->model->key_bias.n_pairs), LOG_INT("load_ms", (clock_now_us() - started_us) / 1000));
     if (*c->note)
         LOG_WARN("model_note", LOG_STR("note", c->note));
     return 0;
