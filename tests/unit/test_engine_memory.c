@@ -89,6 +89,16 @@ Test(engine_memory, test_summaries_are_counted)
         sequence_free(seq);
         engine_free(engine);
     }
+    config.scorer = &scorer_meanvar;
+    config.fetch = INT32_MAX;
+    expect_exact(&config, 1000, 300);
+    struct engine *engine = fixture_engine(&f, &config, NULL);
+    struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = 1000, .n_decode = 300});
+    struct device_memory_stats stats;
+    f.dev->memory_stats(f.device, &stats);
+    cr_expect_eq(stats.now[MEM_SUMMARIES], 0, "nobody chooses");
+    sequence_free(seq);
+    engine_free(engine);
 }
 
 static size_t active_kv_bytes(int n_layers, enum prefill_order order)

@@ -173,12 +173,13 @@ static void derive(struct engine *engine)
         c->scorer = &scorer_index2;
     if (c->fetch_unit == 0)
         c->fetch_unit = SUBPAGE_TOKENS;
-    engine->summary_bytes = page_summary_bytes(c->scorer->kernel, engine->model->config.head_dim);
     /* More pages than a context has are all of them; that also bounds the table of chosen pages. */
     const int all_pages = c->max_context / SUBPAGE_TOKENS + 1, n_units = c->fetch / c->fetch_unit + (c->fetch % c->fetch_unit != 0);
     engine->fetch_pages = n_units * (c->fetch_unit / SUBPAGE_TOKENS);
     if (engine->fetch_pages >= all_pages)
         engine->fetch_pages = INT32_MAX;
+    /* Where all is attended nobody chooses. */
+    engine->summary_bytes = engine->fetch_pages == INT32_MAX ? 0 : page_summary_bytes(c->scorer->kernel, engine->model->config.head_dim);
     engine->n_max = c->chunk > c->max_batch ? c->chunk : c->max_batch;
     engine->n_logit_rows = c->max_batch > LOGIT_ROWS ? c->max_batch : LOGIT_ROWS;
     if (engine->n_logit_rows > engine->n_max)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS_MAX = 1 << 30, TAKE_AHEAD = 16 /* pages whose chains are asked for before they are walked */ };
+enum { SLOTS_MAX = 1 << 26, TAKE_AHEAD = 16 /* pages whose chains are asked for before they are walked */ };
 
 struct slot {
     struct block_key block;
