@@ -1,6 +1,6 @@
 /* What each key got from the queries of one block (H2O): the weights of attn_prefill once more, from its (m, l), added to the sums of the calls before. A block has 64 keys of one KV head and
  * goes over all queries of the group's heads: grid [key tiles, n_kv_heads].
- * bf16 operands; the order of a sum is fixed but not the CPU's chain. Head dims 64, 80, 96, 128; k on 16 bytes. */
+ * bf16 operands; the order of a sum is fixed but not the CPU's chain. Head dims 32, 64, 80, 96, 128; k on 16 bytes. */
 #include "kernels/cuda/attn_bias.cuh"
 #include "kernels/cuda/attn_columns.cuh"
 #include <errno.h>

@@ -69,6 +69,7 @@ template <int D> DEVICE float column_total(struct columns_shared<D> *shared, flo
 /* Calls f<D>(...) for the head dims that have tensor-core kernels. */
 #define COLUMNS_EACH_DIM(d, f, ...)              \
     switch (d) {                                 \
+    case 32: return f<32>(__VA_ARGS__);          \
     case 64: return f<64>(__VA_ARGS__);          \
     case 80: return f<80>(__VA_ARGS__);          \
     case 96: return f<96>(__VA_ARGS__);          \

@@ -9,7 +9,7 @@
  * Items that attend every page, or the newest ones, skip score and choose. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
  * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU about 1e-5; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
  * of nearly equal mass.
- * Head dims 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `pages` and `summaries` are device memory; `items` is the host's, and ret_chosen too. With ret_chosen,
+ * Head dims 32, 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `pages` and `summaries` are device memory; `items` is the host's, and ret_chosen too. With ret_chosen,
  * or where blocks are chosen, the call waits. */
 #include "kernels/cuda/attn_decode_parts.cuh"
 #include "kernels/cuda/attn_index.cuh"
@@ -305,6 +305,7 @@ template <int D> static int launch_parts(struct stream *s, const struct decode_a
 static int launch_parts_any(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, bool pages)
 {
     switch (a.head_dim) {
+    case 32: return launch_parts<32>(s, a, n_items, x, pages);
     case 64: return launch_parts<64>(s, a, n_items, x, pages);
     case 80: return launch_parts<80>(s, a, n_items, x, pages);
     case 96: return launch_parts<96>(s, a, n_items, x, pages);
@@ -388,7 +389,7 @@ static int check(const struct attn_decode_params *p)
     }
     if (p->group > DECODE_GROUP_MAX || p->n_items > 65535)
         return -ENOTSUP;
-    return d == 64 || d == 80 || d == 96 || d == 128 ? 0 : -ENOTSUP;
+    return d == 32 || d == 64 || d == 80 || d == 96 || d == 128 ? 0 : -ENOTSUP;
 }
 
 extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)

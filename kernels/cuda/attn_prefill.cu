@@ -5,7 +5,7 @@
  * and bf16 operands: NMSE against the CPU about 1e-5.
  * Shared memory: (64 + 2 * 128) (D + 8) * 2 bytes, 87,040 at D = 128: one block a multiprocessor with 100 KiB, two with 227. With few heads and few queries most
  * multiprocessors stay idle; the keys are not split yet.
- * Head dims 64, 80, 96, 128; any group; k, v and their strides on 16 bytes. */
+ * Head dims 32, 64, 80, 96, 128; any group; k, v and their strides on 16 bytes. */
 #include "kernels/cuda/attn_bias.cuh"
 #include "kernels/cuda/attn_tile.cuh"
 #include "kernels/cuda/cuda_private.h"
@@ -97,6 +97,7 @@ template <int D> static int launch_prefill(struct stream *s, const struct prefil
 static int launch_any(struct stream *s, const struct prefill_args &a)
 {
     switch (a.p.head_dim) {
+    case 32: return launch_prefill<32>(s, a);
     case 64: return launch_prefill<64>(s, a);
     case 80: return launch_prefill<80>(s, a);
     case 96: return launch_prefill<96>(s, a);

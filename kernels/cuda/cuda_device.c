@@ -124,8 +124,11 @@ static int device_alloc(struct device *device, enum mem_tag tag, size_t bytes, v
     return cuda_arena_alloc(&device->arena, tag, bytes, ret_memory);
 }
 
+/* Work on the memory may have been submitted and not be done: the owner need not wait first. cudaFree waits for the whole device too, but does not promise it. */
 static void device_free(struct device *device, void *memory)
 {
+    if (memory)
+        cuda_error(cudaDeviceSynchronize());
     cuda_arena_free(&device->arena, memory);
 }
 

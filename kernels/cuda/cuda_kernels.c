@@ -3,7 +3,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include "proto/base/base_assert.h"
 
-#define MISSING "a worker that keeps its arrays in device memory"
+#define MISSING "a worker that registers the pool and moves blocks to it by the device"
 
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)

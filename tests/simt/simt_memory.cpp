@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <execinfo.h>
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
@@ -50,6 +51,9 @@ static void on_fault(int signal, siginfo_t *info, void *)
             const char *name = executor->kernel->shape.name;
             ignored = write(STDERR_FILENO, name, strlen(name));
             ignored = write(STDERR_FILENO, "\n", 1);
+        } else {
+            void *frames[16]; /* where the host was; addr2line names static functions */
+            backtrace_symbols_fd(frames, backtrace(frames, 16), STDERR_FILENO);
         }
         abort();
     }

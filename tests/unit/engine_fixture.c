@@ -5,6 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct device_ops *device_in_use;
+static const struct kernel_ops *ops_in_use;
+static const struct fixture *opened_last;
+
+void fixture_use_backend(const struct kernel_backend *backend)
+{
+    device_in_use = backend->device;
+    ops_in_use = backend->ops;
+}
+
 static uint64_t next_random(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
@@ -39,9 +49,10 @@ static struct weight pack(struct fixture *f, const float *source, int64_t n_rows
 
 static float *norm_weights(struct fixture *f)
 {
-    float *w = device_alloc(f, TINY_DIM * sizeof(float));
+    float *w = device_alloc(f, TINY_DIM * sizeof(float)), host[TINY_DIM];
     for (int i = 0; i < TINY_DIM; i++)
-        w[i] = 1 + 0.01f * (float)(i % 7);
+        host[i] = 1 + 0.01f * (float)(i % 7);
+    cr_assert(f->dev->copy(f->stream, w, host, sizeof(host)) >= 0);
     return w;
 }
 
@@ -139,13 +150,14 @@ bool fixture_open(struct fixture *f, struct fixture_params params)
 bool fixture_open_device(struct fixture *f, const struct device_config *config, int n_layers)
 {
     uint64_t state = 7;
-    *f = (struct fixture){.dev = cpu_device_ops()};
+    *f = (struct fixture){.dev = device_in_use ? device_in_use : cpu_device_ops()};
+    opened_last = f;
     int r = f->dev->open(config, &f->device);
     if (r == -ENODEV)
         return false;
     cr_assert(r >= 0);
     cr_assert(f->dev->stream_create(f->device, &f->stream) >= 0);
-    f->model = (struct model){.dev = f->dev, .ops = cpu_kernel_ops(), .device = f->device, .stream = f->stream};
+    f->model = (struct model){.dev = f->dev, .ops = ops_in_use ? ops_in_use : cpu_kernel_ops(), .device = f->device, .stream = f->stream};
     make_config(&f->model.config, n_layers);
     struct model_weights *w = &f->model.weights;
     w->n_layers = f->model.config.n_layers;
@@ -270,15 +282,23 @@ void fixture_decode(struct engine *engine, struct sequence *seq, int32_t token)
     cr_assert(coverage_check(seq, &err) >= 0, "%s", err.text);
 }
 
+/* Whose device it is does not matter on the CPU, where several fixtures may be open. */
+static void read_logits(const struct sequence *seq, float *row)
+{
+    const struct fixture *f = opened_last;
+    cr_assert(f->dev->copy(f->stream, row, sequence_logits(seq), TINY_VOCAB * sizeof(float)) >= 0);
+    cr_assert(f->dev->stream_sync(f->stream) >= 0);
+}
+
 float *fixture_logits(struct engine *engine, const struct fixture_run *run, struct sequence_stats *ret_stats)
 {
     float *logits = malloc((size_t)(run->n_decode + 1) * TINY_VOCAB * sizeof(float));
     cr_assert(logits);
     struct sequence *seq = fixture_prefilled(engine, run);
-    memcpy(logits, sequence_logits(seq), TINY_VOCAB * sizeof(float));
+    read_logits(seq, logits);
     for (int i = 0; i < run->n_decode; i++) {
         fixture_decode(engine, seq, run->tokens[run->n_prompt + i]);
-        memcpy(logits + (size_t)(i + 1) * TINY_VOCAB, sequence_logits(seq), TINY_VOCAB * sizeof(float));
+        read_logits(seq, logits + (size_t)(i + 1) * TINY_VOCAB);
     }
     for (int i = 0; i < TINY_VOCAB; i++)
         cr_assert(isfinite(logits[i]));

@@ -1,5 +1,6 @@
-/* A small random transformer on the CPU device, and runs of the engine over it: what the engine's tests share. All failures are Criterion assertions. */
+/* A small random transformer, on the CPU unless another backend is set, and runs of the engine over it: what the engine's tests share. All failures are Criterion assertions. */
 #pragma once
+#include "kernels/backend.h"
 #include "worker/cache/coverage.h"
 #include "worker/cache/engine.h"
 #include "worker/cache/selector.h"
@@ -30,6 +31,8 @@ struct fixture_params {
     float key_bias; /* a slow and a fast RoPE pair of every KV head carry a bias of this many of the keys' deviations, and the queries' rows there are a twentieth of what they were */
 };
 
+/* What fixtures that are opened from now on run on; at first the CPU. One fixture at a time on any other, since logits are read through the device of the fixture opened last. */
+void fixture_use_backend(const struct kernel_backend *backend);
 /* The same weights for the same n_layers, whatever the threads and the instruction set. Returns false when this processor lacks the instruction set. */
 bool fixture_open(struct fixture *f, struct fixture_params params);
 /* The same on a device of the caller's choice, e.g. one with a memory limit. */

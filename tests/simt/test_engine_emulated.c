@@ -1,0 +1,86 @@
+/* The worker's engine on the emulated GPU, prompt to answer without a pool. Streams are lazy, so the host faults where it touches device memory. Weights are bf16 there and fp32 on the CPU, so
+ * logits are close, not equal. */
+#include "tests/simt/simt.h"
+#include "tests/unit/engine_fixture.h"
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+kernel_backend_fn tidepool_cuda_backend;
+
+enum { PROMPT = 300, ANSWER = 6, ROWS = ANSWER + 1 };
+
+static float *run(const struct kernel_backend *backend, const struct engine_config *config, float key_bias)
+{
+    struct fixture f;
+    int32_t tokens[PROMPT + ANSWER];
+    fixture_use_backend(backend);
+    fixture_tokens(3, tokens, PROMPT + ANSWER);
+    cr_assert(fixture_open(&f, (struct fixture_params){.n_layers = 2, .key_bias = key_bias}));
+    struct engine *engine = fixture_engine(&f, config, NULL);
+    float *logits = fixture_logits(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = PROMPT, .n_decode = ANSWER}, NULL);
+    engine_free(engine);
+    fixture_expect_no_memory(&f);
+    fixture_close(&f);
+    return logits;
+}
+
+static double nmse(const float *expected, const float *actual)
+{
+    double error = 0, power = 0;
+    for (int i = 0; i < ROWS * TINY_VOCAB; i++) {
+        error += ((double)actual[i] - expected[i]) * ((double)actual[i] - expected[i]);
+        power += (double)expected[i] * expected[i];
+    }
+    return error / power;
+}
+
+static void compare(const struct engine_config *config, float key_bias)
+{
+    float *expected = run(cpu_backend(), config, key_bias);
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        simt_configure(seed, false);
+        float *actual = run(tidepool_cuda_backend(), config, key_bias);
+        cr_assert_lt(nmse(expected, actual), 5e-3, "NMSE %g, seed %d", nmse(expected, actual), (int)seed);
+        free(actual);
+    }
+    free(expected);
+}
+
+Test(engine_emulated, everything_is_attended)
+{
+    struct engine_config config = fixture_config();
+    config.fetch = INT32_MAX;
+    compare(&config, 0);
+}
+
+Test(engine_emulated, some_pages_are_fetched)
+{
+    struct engine_config config = fixture_config();
+    compare(&config, 0);
+}
+
+Test(engine_emulated, bf16_and_exact_values)
+{
+    struct engine_config config = fixture_config();
+    config.format = KV_FORMAT_BF16;
+    config.values = PREFILL_EXACT;
+    compare(&config, 0);
+}
+
+Test(engine_emulated, every_selector_runs)
+{
+    for (int i = 0; i < FIXTURE_SELECTORS; i++) {
+        struct engine_config config = fixture_config();
+        config.selector = fixture_selectors[i];
+        config.fetch = INT32_MAX; /* what is kept is then attended as well as what is not, so that near ties of scores do not show */
+        compare(&config, 0);
+    }
+}
+
+Test(engine_emulated, key_biases_are_added)
+{
+    struct engine_config config = fixture_config();
+    config.fetch = INT32_MAX;
+    compare(&config, 20);
+}
