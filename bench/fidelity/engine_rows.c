@@ -29,13 +29,13 @@
 
 static const struct fidelity_method methods[] = {
     {.name = "full", .text = "full attention, bf16: what all rows are compared with", .group = GROUP_REFERENCE, ENGINE(.selector = "streaming", .format = KV_FORMAT_BF16),
-     SPLITS({0, FIDELITY_ALL}), .tasks = ON_ALL, .cost = 6},
+     SPLITS({0, FIDELITY_ALL}), .tasks = ON_ALL, .cost = 10},
     {.name = "k8v8", .text = "full attention, keys and values in 8 bits, prefill consistent with them", .group = GROUP_REFERENCE,
-     ENGINE(.selector = "streaming", .format = KV_FORMAT_K8V8), SPLITS({0, FIDELITY_ALL}), .tasks = ON_KL, .cost = 6, .importance = 1},
+     ENGINE(.selector = "streaming", .format = KV_FORMAT_K8V8), SPLITS({0, FIDELITY_ALL}), .tasks = ON_KL, .cost = 9, .importance = 1},
     {.name = "k8v4", .text = "full attention, keys in 8 bits, values in 4, prefill consistent with them", .group = GROUP_REFERENCE, ENGINE(.selector = "streaming"),
-     SPLITS({0, FIDELITY_ALL}), .tasks = ON_ALL, .cost = 6},
+     SPLITS({0, FIDELITY_ALL}), .tasks = ON_ALL, .cost = 10},
     {.name = "k8v4-exact-prefill", .text = "the same, but prefill attends the exact values", .group = GROUP_REFERENCE,
-     ENGINE(.selector = "streaming", .values = PREFILL_EXACT), SPLITS({0, FIDELITY_ALL}), .tasks = ON_KL, .cost = 6, .importance = 1},
+     ENGINE(.selector = "streaming", .values = PREFILL_EXACT), SPLITS({0, FIDELITY_ALL}), .tasks = ON_KL, .cost = 9, .importance = 1},
 
     {.name = "snapkv", .text = "snapkv, K8V4, 2-bit index, 16 tokens at a time", .group = GROUP_DEFAULT, ENGINE(.selector = "snapkv"),
      SPLITS({256, 256}, {256, 512}, {256, 1024}), .tasks = ON_ALL},
@@ -50,7 +50,7 @@ static const struct fidelity_method methods[] = {
     DROP("chunkkv", .importance = 1),
     DROP("tova", .importance = 1),
     DROP("keydiff", .importance = 1),
-    DROP("h2o", .importance = 1, .cost = 10),
+    DROP("h2o", .importance = 1, .cost = 8),
     DROP("streaming", .importance = 1),
 
     DEMOTE("snapkv"),
@@ -59,7 +59,7 @@ static const struct fidelity_method methods[] = {
     DEMOTE("chunkkv", .importance = 1),
     DEMOTE("tova", .importance = 1),
     DEMOTE("keydiff", .importance = 1),
-    DEMOTE("h2o", .importance = 2, .cost = 10),
+    DEMOTE("h2o", .importance = 2, .cost = 8),
     DEMOTE("streaming", .importance = 1),
 
     {.name = "index2-16", .text = "snapkv, K8V4, pages of 16 tokens found by index2, the top two bits of the key codes", .group = GROUP_SCORER, ENGINE(.selector = "snapkv"),

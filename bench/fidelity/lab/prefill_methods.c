@@ -87,7 +87,7 @@ static const struct fidelity_split few[] = {{256, 0}, {1024, 0}};
 
 #define EVICTION(name_, text_, arg_, tasks_, importance_, ...) \
     { \
-        .name = name_, .text = text_, .group = GROUP_CONTROL, .run = prefill_run, .arg = arg_, .tasks = tasks_, .cost = 6, .importance = importance_, __VA_ARGS__ \
+        .name = name_, .text = text_, .group = GROUP_CONTROL, .run = prefill_run, .arg = arg_, .tasks = tasks_, .cost = 9, .importance = importance_, __VA_ARGS__ \
     }
 static const struct fidelity_method evictions[] = {
     EVICTION("blockwise-snapkv-512", "immediate eviction: after each chunk of 512 SnapKV cuts the layer's cache to B", &snapkv_512, ON_KL | ON_RECALL, 1, .sweep = true),
@@ -99,7 +99,7 @@ const struct fidelity_methods eviction_methods = {evictions, sizeof evictions / 
 
 #define DRIFT(name_, text_, arg_) \
     { \
-        .name = name_, .text = text_, .group = GROUP_DRIFT, .run = prefill_run, .arg = arg_, .tasks = ON_KL, .splits = &everything, .n_splits = 1, .cost = 20, .importance = 1 \
+        .name = name_, .text = text_, .group = GROUP_DRIFT, .run = prefill_run, .arg = arg_, .tasks = ON_KL, .splits = &everything, .n_splits = 1, .cost = 11, .importance = 1 \
     }
 static const struct fidelity_method drifts[] = {
     DRIFT("layer-major-exact", "prefill layer by layer in chunks of 512, exact values", &exact),
