@@ -18,6 +18,7 @@ import ggml_blocks
 from gguf_write import F32, STR, U32, entry, gguf
 
 N_LAYERS, DIM, FFN, VOCAB, EPS = 2, 256, 512, 263, 1e-5  # 263: the last panel of 16 rows is not full
+LARGE_BIASES = (2, 21)  # channels of every head whose key bias is many times the key: it is kept out of the cache
 N_TOKENS, POSITIONS = 150, [0, 17, 127, 128, 149]  # over the border of a block of 128
 MATRICES = {  # role: (GGUF, Hugging Face)
     "q": ("attn_q", "self_attn.q_proj"), "k": ("attn_k", "self_attn.k_proj"), "v": ("attn_v", "self_attn.v_proj"), "o": ("attn_output", "self_attn.o_proj"),
@@ -55,17 +56,18 @@ class Weights:
             for role, (rows, cols) in spec.shapes().items():
                 self.add((layer, role), *ggml_blocks.matrix(rng, spec.kind, rows, cols))
                 if role in spec.bias:
-                    self.vector(rng, (layer, role + "_bias"), rows, 0.0, 0.5)
+                    large = np.isin(np.arange(rows) % spec.head_dim, LARGE_BIASES) & (role == "k")
+                    self.vector(rng, (layer, role + "_bias"), rows, 0.0, 0.5, np.where(large, 32, 1))
             for role in NORMS:
                 self.vector(rng, (layer, role), DIM, 1.0)
 
     def add(self, key, raw, values):
         self.raw[key], self.values[key] = raw, values
 
-    def vector(self, rng, key, n, mean, std=0.1):
+    def vector(self, rng, key, n, mean, std=0.1, power_of_two=1):
         """Values that bf16 holds, so that every file can store them exactly."""
         bits = rng.normal(mean, std, n).astype(np.float32).view(np.uint32) & 0xFFFF0000
-        x = bits.view(np.float32)
+        x = bits.view(np.float32) * np.float32(power_of_two)
         self.add(key, x.tobytes(), x.astype(np.float64))
 
 
@@ -142,7 +144,7 @@ def attention(spec, q, k, v):
 
 
 def key_bias_parts(spec, values, layer, interleaved):
-    """K's bias as (left in the key, kept out of the cache): per head the largest RoPE pairs, until the others have a 16th of the key's own energy or 24 are marked."""
+    """K's bias as (left in the key, kept out of the cache): per head the largest RoPE pairs, until the others have no more energy than the key itself or 24 are marked."""
     d, half = spec.head_dim, spec.head_dim // 2
     bias = values.get((layer, "k_bias"), np.zeros(spec.n_kv_heads * d)).reshape(-1, d)
     own = ((values[layer, "k"] * values[layer, "attn_norm"]) ** 2).reshape(spec.n_kv_heads, -1).sum(axis=1)
@@ -151,7 +153,7 @@ def key_bias_parts(spec, values, layer, interleaved):
     for h, head in enumerate(bias):
         energy = [(head[list(c)] ** 2).sum() for c in channels]
         for i in sorted(range(half), key=lambda i: -energy[i])[:24]:
-            if ((head - large[h]) ** 2).sum() <= own[h] / 16:
+            if ((head - large[h]) ** 2).sum() <= own[h]:
                 break
             large[h, list(channels[i])] = head[list(channels[i])]
     return bias - large, large

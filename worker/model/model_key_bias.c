@@ -7,7 +7,6 @@
 #include <string.h>
 
 enum {
-    OWN_SHARE = 16,    /* unmarked biases have at most this part of the key's own energy */
     ROWS_AT_A_TIME = 16,
     SIXTEEN = 16,
     PIECE_ALIGNMENT = 64,
@@ -92,7 +91,7 @@ static int mark_head(const struct model_config *c, const float *bias, double own
     left[n] = 0;
     for (int i = n - 1; i >= 0; i--)
         left[i] = left[i + 1] + pairs[i].energy;
-    while (marked < n && marked < KEY_BIAS_PAIRS_MAX && left[marked] > own / OWN_SHARE)
+    while (marked < n && marked < KEY_BIAS_PAIRS_MAX && left[marked] > own)
         marked++;
     qsort(pairs, (size_t)marked, sizeof(*pairs), lower_first);
     for (int i = 0; i < marked; i++)
