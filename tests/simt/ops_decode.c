@@ -93,9 +93,9 @@ static void pair_make(struct ops_test *t, const struct decode_case *c, const str
     p->k = ops_test_bf16(t, n_rows * d + 8, 1), p->v = ops_test_bf16(t, n_rows * d + 8, 1);
     uint16_t *gk = ops_test_upload(t, p->k, row_bytes + 16), *gv = ops_test_upload(t, p->v, row_bytes + 16);
     const size_t recent = (size_t)c->n_kept * d;
-    p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{p->k, p->v, c->n_kept}, {p->k + recent, p->v + recent, c->n_recent}}, .pages = p->pages, .n_pages = n_pages,
+    p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{.k = p->k, .v = p->v, .n = c->n_kept}, {.k = p->k + recent, .v = p->v + recent, .n = c->n_recent}}, .pages = p->pages, .n_pages = n_pages,
                                        .summaries = p->summaries, .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen};
-    p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room(t, q_bytes), .rows = {{gk, gv, c->n_kept}, {gk + recent, gv + recent, c->n_recent}},
+    p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room(t, q_bytes), .rows = {{.k = gk, .v = gv, .n = c->n_kept}, {.k = gk + recent, .v = gv + recent, .n = c->n_recent}},
                                        .pages = gpu_pages, .n_pages = n_pages, .summaries = ops_test_upload(t, p->summaries, summary_bytes), .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen};
 }
 
