@@ -67,7 +67,7 @@ struct key_bias { /* of one layer */
     const int32_t *first; /* [n_kv_heads + 1] pairs first[h] .. first[h + 1] - 1 are those of KV head h */
     const int32_t *pair;  /* [n_pairs] frequency f of each, < n_freqs */
     const float *u;       /* [n_pairs, 2, head_dim] */
-    const float *coarse;  /* [n_sixteens, n_freqs, 2] cos and sin of 16 i f, times the factor of rope_table; every position is below 16 n_sixteens */
+    const float *coarse;  /* [n_sixteens, n_freqs, 2] cos and sin of 16 i f, times the factor of rope_table; whole blocks of 128 positions, ops may read the last one to its end */
     const float *fine;    /* [n_freqs, 2, 16] cos, then sin, of t f for t = 0..15 */
     int n_freqs;
 };

@@ -11,7 +11,7 @@ static double frequency(int d, int j)
 
 static void make_tables(struct bias_fixture *b, int n_positions)
 {
-    const int n_freqs = b->d / 2, n_sixteens = n_positions / 16 + 1;
+    const int n_freqs = b->d / 2, n_sixteens = (n_positions + BLOCK_TOKENS - 1) / BLOCK_TOKENS * (BLOCK_TOKENS / 16);
     b->coarse = aligned_zeros(sizeof(float) * (size_t)n_sixteens * (size_t)b->d);
     b->fine = aligned_zeros(sizeof(float) * (size_t)n_freqs * 32);
     for (int j = 0; j < n_freqs; j++) {

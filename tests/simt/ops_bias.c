@@ -11,7 +11,7 @@ static void *copied(struct ops_test *t, const void *host, size_t bytes)
 /* KV head h has h % 4 marked pairs and one more, with biases that move logits by several units. */
 void ops_test_bias_make(struct ops_test *t, int n_kv_heads, int d, int n_positions, struct key_bias *ret_cpu, struct key_bias *ret_gpu)
 {
-    const int n_freqs = d / 2, n_sixteens = n_positions / 16 + 2; /* the CPU reads tables in twos of sixteens */
+    const int n_freqs = d / 2, n_sixteens = (n_positions + BLOCK_TOKENS - 1) / BLOCK_TOKENS * (BLOCK_TOKENS / 16);
     int32_t *first = ops_test_alloc(sizeof *first * (size_t)(n_kv_heads + 1)), n_pairs = 0;
     for (int h = 0; h <= n_kv_heads; h++) {
         first[h] = n_pairs;

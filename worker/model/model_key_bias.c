@@ -289,7 +289,7 @@ void model_key_bias_fini(struct model *model)
 
 static int n_sixteens(int n_positions)
 {
-    return n_positions / SIXTEEN + 1;
+    return (n_positions + BLOCK_TOKENS - 1) / BLOCK_TOKENS * (BLOCK_TOKENS / SIXTEEN);
 }
 
 static size_t coarse_bytes(const struct model_config *c, int n_positions)
