@@ -1,4 +1,5 @@
 #include "kernels/cpu/cpu_arena.h"
+#include "kernels/memory_stats.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdbool.h>
@@ -80,17 +81,6 @@ static void header_unlink(struct cpu_arena *arena, struct arena_header *header)
     header->arena = NULL;
 }
 
-static void stats_add(struct device_memory_stats *stats, enum mem_tag tag, size_t bytes)
-{
-    stats->now[tag] += bytes;
-    stats->total_now += bytes;
-    stats->n_allocations++;
-    if (stats->now[tag] > stats->peak[tag])
-        stats->peak[tag] = stats->now[tag];
-    if (stats->total_now > stats->total_peak)
-        stats->total_peak = stats->total_now;
-}
-
 int cpu_arena_alloc(struct cpu_arena *arena, enum mem_tag tag, size_t bytes, void **ret_memory)
 {
     if ((unsigned)tag >= MEM_TAG_COUNT)
@@ -103,7 +93,7 @@ int cpu_arena_alloc(struct cpu_arena *arena, enum mem_tag tag, size_t bytes, voi
     header->bytes = bytes;
     header->tag = tag;
     header_link(arena, header);
-    stats_add(&arena->stats, tag, bytes);
+    memory_stats_add(&arena->stats, tag, bytes);
     void *memory = header + 1;
 #ifdef ARENA_FILL
     memset(memory, 0xFF, bytes); /* NaN to whoever reads what was never written */
@@ -119,9 +109,7 @@ void cpu_arena_free(struct cpu_arena *arena, void *memory)
     struct arena_header *header = (struct arena_header *)memory - 1;
     ASSERT(header->arena == arena);
     header_unlink(arena, header);
-    arena->stats.now[header->tag] -= header->bytes;
-    arena->stats.total_now -= header->bytes;
-    arena->stats.n_allocations--;
+    memory_stats_take(&arena->stats, header->tag, header->bytes);
     if (header->mapping)
         munmap(header->mapping, header->mapping_bytes);
     else
@@ -130,8 +118,7 @@ void cpu_arena_free(struct cpu_arena *arena, void *memory)
 
 void cpu_arena_reset_peaks(struct cpu_arena *arena)
 {
-    memcpy(arena->stats.peak, arena->stats.now, sizeof arena->stats.peak);
-    arena->stats.total_peak = arena->stats.total_now;
+    memory_stats_reset_peaks(&arena->stats);
 }
 
 void cpu_arena_init(struct cpu_arena *arena, size_t limit)

@@ -8,50 +8,19 @@
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/philox.h"
 #include "kernels/cpu/sample_scan.h"
+#include "kernels/sample_check.h"
 #include <errno.h>
 
 enum {
-    VOCAB_MAX = 1 << 24, /* ids are compared as floats */
-    TOP_MAX = 32,
-    CUT_GATHER = 4096,   /* candidates that are gathered without further narrowing */
-    CUT_ROUNDS = 6,      /* of narrowing: many equal logits cannot be told apart by it */
+    CUT_GATHER = 4096, /* candidates that are gathered without further narrowing */
+    CUT_ROUNDS = 6,    /* of narrowing: many equal logits cannot be told apart by it */
 };
-
-static int check_tokens(const struct sample_params *p, int n_vocab)
-{
-    for (int i = 0; i < p->n_bias; i++)
-        if (p->bias[i].token < 0 || p->bias[i].token >= n_vocab || p->bias[i].bias != p->bias[i].bias)
-            return -EINVAL;
-    for (int i = 0; i < p->n_counts; i++)
-        if (p->counts[i].token < 0 || p->counts[i].token >= n_vocab)
-            return -EINVAL;
-    for (int i = 0; i < p->n_banned; i++)
-        if (p->banned[i] < 0 || p->banned[i] >= n_vocab)
-            return -EINVAL;
-    return 0;
-}
-
-static int check(const struct sample_params *p, int n_vocab)
-{
-    if (n_vocab < 1 || n_vocab > VOCAB_MAX || p->n_bias < 0 || p->n_counts < 0 || p->n_banned < 0 || p->n_top < 0 || p->n_top > TOP_MAX)
-        return -EINVAL;
-    if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) || !(p->min_p >= 0 && p->min_p <= 1))
-        return -EINVAL;
-    if (!(p->repetition_penalty > 0) || p->presence_penalty != p->presence_penalty || p->frequency_penalty != p->frequency_penalty)
-        return -EINVAL;
-    return check_tokens(p, n_vocab);
-}
-
-static bool has_penalties(const struct sample_params *p)
-{
-    return p->n_counts > 0 && (p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1);
-}
 
 static void adjust(float *x, const struct sample_params *p)
 {
     for (int i = 0; i < p->n_bias; i++)
         x[p->bias[i].token] += p->bias[i].bias;
-    for (int i = 0; has_penalties(p) && i < p->n_counts; i++) {
+    for (int i = 0; sample_has_penalties(p) && i < p->n_counts; i++) {
         const struct token_count *c = &p->counts[i];
         float *y = &x[c->token];
         if (c->n_prompt > 0 || c->n_output > 0)
@@ -176,7 +145,7 @@ static int choose(struct stream *s, const float *x, int n_vocab, const struct sa
         return 0;
     }
     float inverse = 1 / p->temperature;
-    struct scan_row r = {.x = x, .n = n_vocab, .max = max, .inverse_temperature = inverse < FLT_MAX ? inverse : FLT_MAX, .z = -INFINITY, .id = VOCAB_MAX};
+    struct scan_row r = {.x = x, .n = n_vocab, .max = max, .inverse_temperature = inverse < FLT_MAX ? inverse : FLT_MAX, .z = -INFINITY, .id = SAMPLE_VOCAB_MAX};
     int e = filter(s, &r, p);
     if (e < 0)
         return e;
@@ -187,9 +156,9 @@ static int choose(struct stream *s, const float *x, int n_vocab, const struct sa
 /* Log-softmax of the raw logits for the drawn token and the largest ones. */
 static int report(const float *logits, int n_vocab, const struct sample_params *p, int32_t token, struct sample_result *ret)
 {
-    int32_t ids[TOP_MAX];
-    float values[TOP_MAX], max = scan_max(logits, n_vocab);
-    struct scan_row raw = {.x = logits, .n = n_vocab, .max = max, .inverse_temperature = 1, .z = -INFINITY, .id = VOCAB_MAX};
+    int32_t ids[SAMPLE_TOP_MAX];
+    float values[SAMPLE_TOP_MAX], max = scan_max(logits, n_vocab);
+    struct scan_row raw = {.x = logits, .n = n_vocab, .max = max, .inverse_temperature = 1, .z = -INFINITY, .id = SAMPLE_VOCAB_MAX};
     if (max == -INFINITY)
         return -EINVAL;
     float log_total = max + vmath_logf((float)scan_total(&raw, NULL)), drawn[LANES];
@@ -210,12 +179,12 @@ size_t ISA(sample_scratch)(const struct op_bounds *b)
 
 int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
 {
-    int r = check(p, n_vocab);
+    int r = sample_check(p, n_vocab);
     void *adjusted = NULL;
     int32_t token;
     if (r < 0)
         return r;
-    if (p->n_bias > 0 || p->n_banned > 0 || has_penalties(p)) {
+    if (p->n_bias > 0 || p->n_banned > 0 || sample_has_penalties(p)) {
         r = cpu_op_alloc(s, sizeof *logits * (size_t)n_vocab, &adjusted);
         if (r < 0)
             return r;

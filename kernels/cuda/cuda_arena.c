@@ -1,9 +1,9 @@
 #include "kernels/cuda/cuda_arena.h"
 #include "kernels/cuda/cuda_private.h"
+#include "kernels/memory_stats.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { SLOTS_MIN = 64 };
 
@@ -52,17 +52,6 @@ static void slot_clear(struct cuda_arena *a, struct cuda_allocation *slot)
     }
 }
 
-static void stats_add(struct device_memory_stats *stats, enum mem_tag tag, size_t bytes)
-{
-    stats->now[tag] += bytes;
-    stats->total_now += bytes;
-    stats->n_allocations++;
-    if (stats->now[tag] > stats->peak[tag])
-        stats->peak[tag] = stats->now[tag];
-    if (stats->total_now > stats->total_peak)
-        stats->total_peak = stats->total_now;
-}
-
 int cuda_arena_alloc(struct cuda_arena *a, enum mem_tag tag, size_t bytes, void **ret_memory)
 {
     void *memory;
@@ -76,7 +65,7 @@ int cuda_arena_alloc(struct cuda_arena *a, enum mem_tag tag, size_t bytes, void 
     if (r < 0)
         return r;
     *slot_find(a, memory) = (struct cuda_allocation){.memory = memory, .bytes = bytes, .tag = tag};
-    stats_add(&a->stats, tag, bytes);
+    memory_stats_add(&a->stats, tag, bytes);
     *ret_memory = memory;
     return 0;
 }
@@ -88,17 +77,14 @@ void cuda_arena_free(struct cuda_arena *a, void *memory)
     ASSERT(a->table);
     struct cuda_allocation *slot = slot_find(a, memory);
     ASSERT(slot->memory == memory);
-    a->stats.now[slot->tag] -= slot->bytes;
-    a->stats.total_now -= slot->bytes;
-    a->stats.n_allocations--;
+    memory_stats_take(&a->stats, slot->tag, slot->bytes);
     slot_clear(a, slot);
     cuda_error(cudaFree(memory)); /* a device that has failed says so at the next wait too */
 }
 
 void cuda_arena_reset_peaks(struct cuda_arena *a)
 {
-    memcpy(a->stats.peak, a->stats.now, sizeof a->stats.peak);
-    a->stats.total_peak = a->stats.total_now;
+    memory_stats_reset_peaks(&a->stats);
 }
 
 void cuda_arena_init(struct cuda_arena *a, size_t limit)

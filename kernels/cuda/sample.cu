@@ -8,10 +8,10 @@
 #include "kernels/cpu/philox.h"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/radix_select.cuh"
-#include <errno.h>
+#include "kernels/sample_check.h"
 #include <float.h>
 
-enum { SAMPLE_THREADS = 1024, VOCAB_MAX = 1 << 24, TOP_MAX = 32, ID_DIGITS = 3, Z_DIGITS = 4 };
+enum { SAMPLE_THREADS = 1024, ID_DIGITS = 3, Z_DIGITS = 4 };
 typedef unsigned long long sum_t;
 #define WEIGHT_ONE 0x1p38
 
@@ -207,7 +207,7 @@ DEVICE int choose(struct sample_shared *s, const struct sample_args &a, const fl
         return a.n_vocab - (int)block_max(s, (sum_t)(a.n_vocab - first));
     }
     if (a.log_min_p > -INFINITY)
-        r.last = candidate_key(a.log_min_p, VOCAB_MAX);
+        r.last = candidate_key(a.log_min_p, SAMPLE_VOCAB_MAX);
     if (a.top_k > 0 && row_total(s, r, true) > (sum_t)a.top_k)
         r.last = row_search(s, r, false, true, (sum_t)a.top_k);
     if (a.top_p < 1)
@@ -223,7 +223,7 @@ DEVICE int top_logits(struct sample_shared *s, const struct sample_args &a, floa
         sum_t best = 0;
         for (int i = (int)threadIdx.x; i < a.n_vocab; i += SAMPLE_THREADS) {
             const float v = load_logit(a.logits, i);
-            const sum_t key = (sum_t)radix_key(v) << 32 | (unsigned)(VOCAB_MAX - i);
+            const sum_t key = (sum_t)radix_key(v) << 32 | (unsigned)(SAMPLE_VOCAB_MAX - i);
             if (v > -INFINITY && key < below && key > best)
                 best = key;
         }
@@ -231,7 +231,7 @@ DEVICE int top_logits(struct sample_shared *s, const struct sample_args &a, floa
         if (below == 0)
             return found;
         if (threadIdx.x == 0) {
-            const int id = VOCAB_MAX - (int)(below & 0xFFFFFFFFu);
+            const int id = SAMPLE_VOCAB_MAX - (int)(below & 0xFFFFFFFFu);
             top[found].token = id;
             top[found].logprob = load_logit(a.logits, id) - log_total;
         }
@@ -261,34 +261,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) sample_kernel(const struct sam
     }
 }
 
-static int check_tokens(const struct sample_params *p, int n_vocab)
-{
-    for (int i = 0; i < p->n_bias; i++)
-        if (p->bias[i].token < 0 || p->bias[i].token >= n_vocab || p->bias[i].bias != p->bias[i].bias)
-            return -EINVAL;
-    for (int i = 0; i < p->n_counts; i++)
-        if (p->counts[i].token < 0 || p->counts[i].token >= n_vocab)
-            return -EINVAL;
-    for (int i = 0; i < p->n_banned; i++)
-        if (p->banned[i] < 0 || p->banned[i] >= n_vocab)
-            return -EINVAL;
-    return 0;
-}
-
-static int check(const struct sample_params *p, int n_vocab)
-{
-    if (n_vocab < 1 || n_vocab > VOCAB_MAX || p->n_bias < 0 || p->n_counts < 0 || p->n_banned < 0 || p->n_top < 0 || p->n_top > TOP_MAX)
-        return -EINVAL;
-    if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) || !(p->min_p >= 0 && p->min_p <= 1))
-        return -EINVAL;
-    if (!(p->repetition_penalty > 0) || p->presence_penalty != p->presence_penalty || p->frequency_penalty != p->frequency_penalty)
-        return -EINVAL;
-    return check_tokens(p, n_vocab);
-}
-
 static struct sample_args make_args(const float *logits, int n_vocab, const struct sample_params *p)
 {
-    const bool penalties = p->n_counts > 0 && (p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1);
     const float inverse = p->temperature == 0 ? 0 : 1 / p->temperature;
     struct sample_args a = {};
     a.logits = logits;
@@ -302,7 +276,7 @@ static struct sample_args make_args(const float *logits, int n_vocab, const stru
     a.frequency = p->frequency_penalty;
     a.repetition = p->repetition_penalty;
     a.n_bias = p->n_bias;
-    a.n_counts = penalties ? p->n_counts : 0;
+    a.n_counts = sample_has_penalties(p) ? p->n_counts : 0;
     a.n_banned = p->n_banned;
     a.n_top = p->n_top;
     return a;
@@ -313,7 +287,7 @@ extern "C" int cuda_sample(struct stream *s, const float *logits, int n_vocab, c
 {
     void *row = nullptr, *host, *answer;
     const void *bias = nullptr, *counts = nullptr, *banned = nullptr;
-    int r = check(p, n_vocab);
+    int r = sample_check(p, n_vocab);
     if (r < 0)
         return r;
     struct sample_args a = make_args(logits, n_vocab, p);
