@@ -124,16 +124,14 @@ static int write_body(const struct chat *c, struct buf *ret_body)
     json_write_object(&w);
     if (strcmp(c->options.model, "default") != 0)
         json_write_kstr(&w, "model", c->options.model);
-    json_write_key(&w, "messages");
-    json_write_array(&w);
+    json_write_karray(&w, "messages");
     json_write_raw(&w, (const char *)c->history.data, c->history.len);
     json_write_array_end(&w);
     json_write_kint(&w, "max_tokens", c->options.max_tokens);
     json_write_kdouble(&w, "temperature", c->options.temperature);
     json_write_kint(&w, "seed", c->options.seed);
     json_write_kbool(&w, "stream", true);
-    json_write_key(&w, "stream_options");
-    json_write_object(&w);
+    json_write_kobject(&w, "stream_options");
     json_write_kbool(&w, "include_usage", true);
     json_write_object_end(&w);
     json_write_object_end(&w);

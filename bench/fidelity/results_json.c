@@ -19,8 +19,7 @@ static void write_settings(struct json_writer *w, const struct run_settings *s)
     json_write_kint(w, "contexts", s->contexts);
     json_write_kint(w, "context_tokens", s->context_tokens);
     json_write_kint(w, "positions", s->positions);
-    json_write_key(w, "recall_tokens");
-    json_write_array(w);
+    json_write_karray(w, "recall_tokens");
     for (int i = 0; i < s->n_lengths; i++)
         json_write_int(w, s->lengths[i]);
     json_write_array_end(w);
@@ -33,8 +32,7 @@ static void write_settings(struct json_writer *w, const struct run_settings *s)
 
 static void write_labelled(struct json_writer *w, const char *key, const double *values, const char *const *labels, int n)
 {
-    json_write_key(w, key);
-    json_write_object(w);
+    json_write_kobject(w, key);
     for (int i = 0; i < n; i++)
         json_write_kdouble(w, labels[i], values[i]);
     json_write_object_end(w);
@@ -72,8 +70,7 @@ static void write_row(struct json_writer *w, const struct run_results *results, 
     json_write_kdouble(w, "attended_tokens", r->attended);
     json_write_kdouble(w, "bytes_attended_per_token", r->bytes_attended);
     json_write_kdouble(w, "bytes_fetched_per_token", r->bytes_fetched);
-    json_write_key(w, "values");
-    json_write_object(w);
+    json_write_kobject(w, "values");
     for (int i = 0; i < r->n_values; i++)
         json_write_kdouble(w, r->values[i].name, r->values[i].value);
     json_write_object_end(w);
@@ -92,8 +89,7 @@ int results_json(const struct run_results *results, struct buf *out)
     write_settings(&w, &results->settings);
     json_write_kint(&w, "needles_that_full_attention_finds", results->settings.n_needles);
     json_write_kdouble(&w, "seconds", results->seconds);
-    json_write_key(&w, "rows");
-    json_write_array(&w);
+    json_write_karray(&w, "rows");
     for (int i = 0; i < results->list->n; i++)
         if (results->list->rows[i].result.done)
             write_row(&w, results, &results->list->rows[i]);

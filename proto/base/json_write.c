@@ -285,3 +285,15 @@ void json_write_knull(struct json_writer *w, const char *key)
     json_write_key(w, key);
     json_write_null(w);
 }
+
+void json_write_kobject(struct json_writer *w, const char *key)
+{
+    json_write_key(w, key);
+    json_write_object(w);
+}
+
+void json_write_karray(struct json_writer *w, const char *key)
+{
+    json_write_key(w, key);
+    json_write_array(w);
+}

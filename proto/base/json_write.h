@@ -39,3 +39,5 @@ void json_write_kint(struct json_writer *w, const char *key, int64_t v);
 void json_write_kdouble(struct json_writer *w, const char *key, double v);
 void json_write_kbool(struct json_writer *w, const char *key, bool v);
 void json_write_knull(struct json_writer *w, const char *key);
+void json_write_kobject(struct json_writer *w, const char *key); /* the value's beginning */
+void json_write_karray(struct json_writer *w, const char *key);

@@ -21,8 +21,7 @@ int api_error_set(struct api_error *err, int status, const char *param, const ch
 void api_error_write(const struct api_error *err, struct json_writer *w)
 {
     json_write_object(w);
-    json_write_key(w, "error");
-    json_write_object(w);
+    json_write_kobject(w, "error");
     json_write_kstr(w, "message", err->message);
     json_write_kstr(w, "type", http_error_type(err->status));
     json_write_key(w, "param");

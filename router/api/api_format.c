@@ -27,8 +27,7 @@ static void write_costs(const struct generation *g, struct json_writer *w)
         to_pool += g->choices[i].bytes_to_pool;
         retries += g->choices[i].retries;
     }
-    json_write_key(w, "tidepool");
-    json_write_object(w);
+    json_write_kobject(w, "tidepool");
     json_write_kstr(w, "worker", first->worker);
     json_write_kint(w, "bytes_loaded", (int64_t)loaded);
     json_write_kint(w, "bytes_attended", (int64_t)attended);
@@ -53,13 +52,11 @@ void format_usage(const struct generation *g, struct json_writer *w)
             cached += c->cached_tokens;
         }
     }
-    json_write_key(w, "usage");
-    json_write_object(w);
+    json_write_kobject(w, "usage");
     json_write_kint(w, "prompt_tokens", (int64_t)prompt);
     json_write_kint(w, "completion_tokens", (int64_t)completion);
     json_write_kint(w, "total_tokens", (int64_t)(prompt + completion));
-    json_write_key(w, "prompt_tokens_details");
-    json_write_object(w);
+    json_write_kobject(w, "prompt_tokens_details");
     json_write_kint(w, "cached_tokens", (int64_t)cached);
     json_write_object_end(w);
     write_costs(g, w);
@@ -83,8 +80,7 @@ void format_token_ids(struct choice *c, struct json_writer *w)
 {
     if (!c->g->req.return_token_ids)
         return;
-    json_write_key(w, "token_ids");
-    json_write_array(w);
+    json_write_karray(w, "token_ids");
     if (c->ids.len)
         json_write_raw(w, (const char *)c->ids.data, c->ids.len);
     json_write_array_end(w);
@@ -95,8 +91,7 @@ void format_prompt_ids(const struct choice *c, struct json_writer *w)
 {
     if (!c->g->req.return_token_ids)
         return;
-    json_write_key(w, "prompt_token_ids");
-    json_write_array(w);
+    json_write_karray(w, "prompt_token_ids");
     for (uint32_t i = 0; i < c->prompt->n; i++)
         json_write_int(w, c->prompt->tokens[i]);
     json_write_array_end(w);

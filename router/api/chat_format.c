@@ -3,8 +3,7 @@
 
 static void write_delta(struct choice *c, struct json_writer *w, enum chunk_part part)
 {
-    json_write_key(w, "delta");
-    json_write_object(w);
+    json_write_kobject(w, "delta");
     if (part == CHUNK_ROLE) {
         json_write_kstr(w, "role", "assistant");
         json_write_kstr(w, "content", "");
@@ -28,8 +27,7 @@ void chat_chunk(struct choice *c, enum chunk_part part)
     format_head(g, &w, "chat.completion.chunk");
     if (part == CHUNK_ROLE)
         format_prompt_ids(c, &w);
-    json_write_key(&w, "choices");
-    json_write_array(&w);
+    json_write_karray(&w, "choices");
     json_write_object(&w);
     json_write_kint(&w, "index", c->index);
     write_delta(c, &w, part);
@@ -56,8 +54,7 @@ static void write_choice(struct choice *c, struct json_writer *w)
 {
     json_write_object(w);
     json_write_kint(w, "index", c->index);
-    json_write_key(w, "message");
-    json_write_object(w);
+    json_write_kobject(w, "message");
     json_write_kstr(w, "role", "assistant");
     json_write_key(w, "content");
     json_write_str_n(w, (const char *)c->text.data, c->text.len);
@@ -75,8 +72,7 @@ int chat_answer(struct generation *g, struct buf *out)
     json_write_begin(&w, out);
     json_write_object(&w);
     format_head(g, &w, "chat.completion");
-    json_write_key(&w, "choices");
-    json_write_array(&w);
+    json_write_karray(&w, "choices");
     for (uint32_t i = 0; i < g->n_choices; i++)
         write_choice(&g->choices[i], &w);
     json_write_array_end(&w);

@@ -32,8 +32,7 @@ void completion_chunk(struct choice *c, enum chunk_part part)
     json_write_begin(&w, &chunk);
     json_write_object(&w);
     format_head(g, &w, "text_completion");
-    json_write_key(&w, "choices");
-    json_write_array(&w);
+    json_write_karray(&w, "choices");
     write_choice(c, &w, false, part);
     json_write_array_end(&w);
     if (g->req.include_usage)
@@ -49,8 +48,7 @@ int completion_answer(struct generation *g, struct buf *out)
     json_write_begin(&w, out);
     json_write_object(&w);
     format_head(g, &w, "text_completion");
-    json_write_key(&w, "choices");
-    json_write_array(&w);
+    json_write_karray(&w, "choices");
     for (uint32_t i = 0; i < g->n_choices; i++)
         write_choice(&g->choices[i], &w, true, CHUNK_FINISH);
     json_write_array_end(&w);

@@ -159,8 +159,7 @@ static void end_stream(struct generation *g)
         json_write_begin(&w, &chunk);
         json_write_object(&w);
         format_head(g, &w, g->req.kind == API_CHAT ? "chat.completion.chunk" : "text_completion");
-        json_write_key(&w, "choices");
-        json_write_array(&w);
+        json_write_karray(&w, "choices");
         json_write_array_end(&w);
         format_usage(g, &w);
         json_write_object_end(&w);

@@ -53,8 +53,7 @@ static void write_chat_token(struct json_writer *w, const uint8_t *bytes, size_t
     json_write_key(w, "token");
     json_write_str_n(w, (const char *)bytes, n);
     json_write_kdouble(w, "logprob", logprob);
-    json_write_key(w, "bytes");
-    json_write_array(w);
+    json_write_karray(w, "bytes");
     for (size_t i = 0; i < n; i++)
         json_write_int(w, bytes[i]);
     json_write_array_end(w);
@@ -68,8 +67,7 @@ static int add_chat(struct choice *c, const struct route_token *token, const uin
     json_write_begin(&w, &c->log.content);
     json_write_object(&w);
     write_chat_token(&w, bytes, n, printable(token->logprob));
-    json_write_key(&w, "top_logprobs");
-    json_write_array(&w);
+    json_write_karray(&w, "top_logprobs");
     for (uint32_t i = 0; i < token->n_top; i++) {
         size_t n_top;
         const uint8_t *top = bytes_of(c, token->top[i].id, &n_top);
@@ -162,8 +160,7 @@ int logprobs_add(struct choice *c, const struct route_token *token, bool has_log
 
 static void write_list(struct json_writer *w, const char *key, struct buf *items)
 {
-    json_write_key(w, key);
-    json_write_array(w);
+    json_write_karray(w, key);
     if (items->len)
         json_write_raw(w, (const char *)items->data, items->len);
     json_write_array_end(w);

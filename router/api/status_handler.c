@@ -34,8 +34,7 @@ static void write_model(const struct api *api, struct json_writer *w)
     json_write_knull(w, "parent");
     json_write_key(w, "max_model_len");
     context_length ? json_write_int(w, context_length) : json_write_null(w);
-    json_write_key(w, "permission");
-    json_write_array(w);
+    json_write_karray(w, "permission");
     json_write_array_end(w);
 }
 
@@ -45,8 +44,7 @@ void handle_models(struct api *api, struct http_exchange *exchange)
     struct json_writer w;
     begin(&out, &w);
     json_write_kstr(&w, "object", "list");
-    json_write_key(&w, "data");
-    json_write_array(&w);
+    json_write_karray(&w, "data");
     json_write_object(&w);
     write_model(api, &w);
     json_write_object_end(&w);
@@ -129,8 +127,7 @@ void handle_version(struct api *api, struct http_exchange *exchange)
     json_write_kstr(&w, "version", api->config.version);
     json_write_kstr(&w, "model", api->config.model);
     json_write_kstr(&w, "tokenizer", tokenizer_describe(api->config.tok));
-    json_write_key(&w, "workers");
-    json_write_array(&w);
+    json_write_karray(&w, "workers");
     for (uint32_t i = 0; i < route_n_workers(api->config.route); i++) {
         route_worker_info(api->config.route, i, &info);
         write_worker(&info, &w);

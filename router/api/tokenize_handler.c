@@ -31,8 +31,7 @@ void tokenize_reply(struct generation *g)
     json_write_object(&w);
     json_write_kint(&w, "count", (int64_t)g->ids.n);
     json_write_kint(&w, "max_model_len", route_context_length(g->api->config.route));
-    json_write_key(&w, "tokens");
-    json_write_array(&w);
+    json_write_karray(&w, "tokens");
     for (size_t i = 0; i < g->ids.n; i++)
         json_write_int(&w, g->ids.data[i]);
     json_write_array_end(&w);

@@ -262,8 +262,7 @@ void http_reply_error(struct http_exchange *exchange, int status, const char *pa
     buf_init(&text, 65536);
     json_write_begin(&w, &text);
     json_write_object(&w);
-    json_write_key(&w, "error");
-    json_write_object(&w);
+    json_write_kobject(&w, "error");
     json_write_kstr(&w, "message", message);
     json_write_kstr(&w, "type", http_error_type(status));
     json_write_key(&w, "param");

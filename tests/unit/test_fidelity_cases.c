@@ -71,8 +71,7 @@ static struct tokenizer *open_tokenizer(void)
     json_write_begin(&w, &text);
     json_write_object(&w);
     json_write_kstr(&w, "version", "1.0");
-    json_write_key(&w, "added_tokens");
-    json_write_array(&w);
+    json_write_karray(&w, "added_tokens");
     json_write_array_end(&w);
     json_write_knull(&w, "normalizer");
     json_write_key(&w, "pre_tokenizer");
@@ -80,8 +79,7 @@ static struct tokenizer *open_tokenizer(void)
     json_write_knull(&w, "post_processor");
     json_write_key(&w, "decoder");
     json_write_raw(&w, byte_level, strlen(byte_level));
-    json_write_key(&w, "model");
-    json_write_object(&w);
+    json_write_kobject(&w, "model");
     json_write_kstr(&w, "type", "BPE");
     json_write_key(&w, "vocab");
     write_vocab(&w);

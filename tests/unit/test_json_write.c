@@ -26,8 +26,7 @@ Test(json_write, test_nested_values_get_their_commas)
     json_write_object(&w);
     json_write_kstr(&w, "id", "cmpl-1");
     json_write_kint(&w, "n", INT64_MIN);
-    json_write_key(&w, "list");
-    json_write_array(&w);
+    json_write_karray(&w, "list");
     json_write_int(&w, 1);
     json_write_object(&w);
     json_write_object_end(&w);
@@ -40,9 +39,12 @@ Test(json_write, test_nested_values_get_their_commas)
     json_write_kdouble(&w, "p", -0.5);
     json_write_key(&w, "raw");
     json_write_raw(&w, "{\"a\":1}", 7);
+    json_write_kobject(&w, "object");
+    json_write_kint(&w, "b", 2);
+    json_write_object_end(&w);
     json_write_object_end(&w);
     cr_assert_eq(json_write_end(&w), 0);
-    cr_assert_str_eq(buf_cstr(&out), "{\"id\":\"cmpl-1\",\"n\":-9223372036854775808,\"list\":[1,{},[],\"x\"],\"ok\":true,\"none\":null,\"p\":-0.5,\"raw\":{\"a\":1}}");
+    cr_assert_str_eq(buf_cstr(&out), "{\"id\":\"cmpl-1\",\"n\":-9223372036854775808,\"list\":[1,{},[],\"x\"],\"ok\":true,\"none\":null,\"p\":-0.5,\"raw\":{\"a\":1},\"object\":{\"b\":2}}");
 }
 
 Test(json_write, test_strings_are_escaped)

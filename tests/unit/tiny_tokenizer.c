@@ -42,8 +42,7 @@ static void write_model(struct json_writer *w)
     json_write_kstr(w, "type", "BPE");
     json_write_key(w, "vocab");
     write_vocab(w);
-    json_write_key(w, "merges");
-    json_write_array(w);
+    json_write_karray(w, "merges");
     json_write_str(w, "h e");
     json_write_str(w, "\xc4\xa0 a");
     json_write_array_end(w);
@@ -61,8 +60,7 @@ struct tokenizer *tiny_tokenizer_open(void)
     json_write_begin(&w, &text);
     json_write_object(&w);
     json_write_kstr(&w, "version", "1.0");
-    json_write_key(&w, "added_tokens");
-    json_write_array(&w);
+    json_write_karray(&w, "added_tokens");
     write_special(&w, TINY_IM_START, "<|im_start|>");
     write_special(&w, TINY_IM_END, "<|im_end|>");
     write_special(&w, TINY_BOS, "<s>");

@@ -5,8 +5,7 @@
 static void write_model(const struct plan_report *p, struct json_writer *w)
 {
     const struct model_config *m = &p->model;
-    json_write_key(w, "model");
-    json_write_object(w);
+    json_write_kobject(w, "model");
     json_write_kstr(w, "name", m->name);
     json_write_kstr(w, "arch", model_arch_name(m->arch));
     json_write_kint(w, "layers", m->n_layers);
@@ -22,8 +21,7 @@ static void write_model(const struct plan_report *p, struct json_writer *w)
 static void write_configuration(const struct plan_report *p, struct json_writer *w)
 {
     const struct plan_options *o = p->options;
-    json_write_key(w, "configuration");
-    json_write_object(w);
+    json_write_kobject(w, "configuration");
     json_write_kint(w, "context", p->context);
     json_write_kint(w, "prompt_tokens", p->n_prompt);
     json_write_kint(w, "max_new", o->max_new);
@@ -48,8 +46,7 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
 
 static void write_weights(const struct plan_report *p, struct json_writer *w)
 {
-    json_write_key(w, "weights");
-    json_write_object(w);
+    json_write_kobject(w, "weights");
     json_write_kstr(w, "dtype", p->weights_name);
     json_write_kint(w, "device_bytes", (int64_t)p->weights);
     json_write_kint(w, "bf16_bytes", (int64_t)p->bf16.device_bytes);
@@ -63,8 +60,7 @@ static void write_weights(const struct plan_report *p, struct json_writer *w)
 static void write_pool(const struct plan_report *p, struct json_writer *w)
 {
     const struct memory_plan *plan = &p->orders[PLAN_LAYER];
-    json_write_key(w, "pool");
-    json_write_object(w);
+    json_write_kobject(w, "pool");
     json_write_kint(w, "bytes_per_token", (int64_t)(plan->block_bytes[0] / BLOCK_TOKENS));
     json_write_kint(w, "block_bytes", (int64_t)plan->block_bytes[0]);
     json_write_kint(w, "first_block_bytes", (int64_t)plan->block_bytes[1]);
@@ -74,8 +70,7 @@ static void write_pool(const struct plan_report *p, struct json_writer *w)
 
 static void write_tags(struct json_writer *w, const char *key, const size_t bytes[MEM_TAG_COUNT])
 {
-    json_write_key(w, key);
-    json_write_object(w);
+    json_write_kobject(w, key);
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         json_write_kint(w, mem_tag_name((enum mem_tag)tag), (int64_t)bytes[tag]);
     json_write_object_end(w);
@@ -84,8 +79,7 @@ static void write_tags(struct json_writer *w, const char *key, const size_t byte
 static void write_order(const struct plan_report *p, enum plan_order order, struct json_writer *w)
 {
     const struct memory_plan *plan = &p->orders[order];
-    json_write_key(w, plan_order_names[order]);
-    json_write_object(w);
+    json_write_kobject(w, plan_order_names[order]);
     write_tags(w, "peak_bytes", plan->peak);
     write_tags(w, "prefill_bytes", plan->prefill);
     write_tags(w, "decode_bytes", plan->decode);
@@ -96,8 +90,7 @@ static void write_order(const struct plan_report *p, enum plan_order order, stru
     json_write_kint(w, "host_worker_bytes", (int64_t)plan->host_engine);
     json_write_kint(w, "host_request_bytes", (int64_t)plan->host_sequence);
     if (p->options->device_memory) {
-        json_write_key(w, "fits");
-        json_write_object(w);
+        json_write_kobject(w, "fits");
         json_write_kint(w, "running", (int64_t)p->fits[order].running);
         json_write_kint(w, "with_one_at_its_prompt", (int64_t)p->fits[order].prefilling);
         json_write_kint(w, "longest_context", p->longest[order]);
