@@ -131,10 +131,12 @@ TestSuite(fidelity_cases, .init = setup_news, .fini = teardown);
 
 static char *decode(const int32_t *ids, int n)
 {
-    static struct buf text;
+    struct buf text;
     buf_init(&text, 1 << 20);
     cr_assert_eq(tokenizer_decode(tok, ids, (size_t)n, false, &text), 0);
-    return strdup(buf_cstr(&text));
+    char *copy = strdup(buf_cstr(&text));
+    buf_fini(&text);
+    return copy;
 }
 
 Test(fidelity_cases, test_text_gives_sentences_and_words)
