@@ -105,3 +105,38 @@ void format_send(struct generation *g, struct buf *chunk, struct json_writer *w)
     else
         http_stream_event(g->exchange, chunk->data, chunk->len);
 }
+
+void format_chunk_begin(const struct generation *g, struct buf *chunk, struct json_writer *w, const char *object)
+{
+    buf_init(chunk, API_CHUNK_BYTES_MAX);
+    json_write_begin(w, chunk);
+    json_write_object(w);
+    format_head(g, w, object);
+}
+
+void format_chunk_end(struct generation *g, struct buf *chunk, struct json_writer *w)
+{
+    if (g->req.include_usage)
+        json_write_knull(w, "usage");
+    json_write_object_end(w);
+    format_send(g, chunk, w);
+    buf_fini(chunk);
+}
+
+void format_answer_begin(struct generation *g, struct buf *out, struct json_writer *w, const char *object, void (*write_choice)(struct choice *, struct json_writer *))
+{
+    json_write_begin(w, out);
+    json_write_object(w);
+    format_head(g, w, object);
+    json_write_karray(w, "choices");
+    for (uint32_t i = 0; i < g->n_choices; i++)
+        write_choice(&g->choices[i], w);
+    json_write_array_end(w);
+}
+
+int format_answer_end(const struct generation *g, struct json_writer *w)
+{
+    format_usage(g, w);
+    json_write_object_end(w);
+    return json_write_end(w);
+}

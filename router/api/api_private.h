@@ -130,6 +130,12 @@ void format_token_ids(struct choice *c, struct json_writer *w);
 void format_prompt_ids(const struct choice *c, struct json_writer *w);
 /* Sends one event of the stream. */
 void format_send(struct generation *g, struct buf *chunk, struct json_writer *w);
+/* A chunk up to its "choices", and what follows them; the end sends it and frees the buffer. */
+void format_chunk_begin(const struct generation *g, struct buf *chunk, struct json_writer *w, const char *object);
+void format_chunk_end(struct generation *g, struct buf *chunk, struct json_writer *w);
+/* A whole answer up to and with its "choices", and its end; that returns as json_write_end. */
+void format_answer_begin(struct generation *g, struct buf *out, struct json_writer *w, const char *object, void (*write_choice)(struct choice *, struct json_writer *));
+int format_answer_end(const struct generation *g, struct json_writer *w);
 
 /* -- logprobs.c -- */
 void logprobs_init(struct logprob_log *log);

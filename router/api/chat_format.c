@@ -18,13 +18,9 @@ static void write_delta(struct choice *c, struct json_writer *w, enum chunk_part
 
 void chat_chunk(struct choice *c, enum chunk_part part)
 {
-    struct generation *g = c->g;
     struct buf chunk;
     struct json_writer w;
-    buf_init(&chunk, API_CHUNK_BYTES_MAX);
-    json_write_begin(&w, &chunk);
-    json_write_object(&w);
-    format_head(g, &w, "chat.completion.chunk");
+    format_chunk_begin(c->g, &chunk, &w, "chat.completion.chunk");
     if (part == CHUNK_ROLE)
         format_prompt_ids(c, &w);
     json_write_karray(&w, "choices");
@@ -43,11 +39,7 @@ void chat_chunk(struct choice *c, enum chunk_part part)
         json_write_knull(&w, "finish_reason");
     json_write_object_end(&w);
     json_write_array_end(&w);
-    if (g->req.include_usage)
-        json_write_knull(&w, "usage");
-    json_write_object_end(&w);
-    format_send(g, &chunk, &w);
-    buf_fini(&chunk);
+    format_chunk_end(c->g, &chunk, &w);
 }
 
 static void write_choice(struct choice *c, struct json_writer *w)
@@ -69,15 +61,7 @@ static void write_choice(struct choice *c, struct json_writer *w)
 int chat_answer(struct generation *g, struct buf *out)
 {
     struct json_writer w;
-    json_write_begin(&w, out);
-    json_write_object(&w);
-    format_head(g, &w, "chat.completion");
-    json_write_karray(&w, "choices");
-    for (uint32_t i = 0; i < g->n_choices; i++)
-        write_choice(&g->choices[i], &w);
-    json_write_array_end(&w);
+    format_answer_begin(g, out, &w, "chat.completion", write_choice);
     format_prompt_ids(&g->choices[0], &w);
-    format_usage(g, &w);
-    json_write_object_end(&w);
-    return json_write_end(&w);
+    return format_answer_end(g, &w);
 }

@@ -25,34 +25,23 @@ static void write_choice(struct choice *c, struct json_writer *w, bool whole, en
 
 void completion_chunk(struct choice *c, enum chunk_part part)
 {
-    struct generation *g = c->g;
     struct buf chunk;
     struct json_writer w;
-    buf_init(&chunk, API_CHUNK_BYTES_MAX);
-    json_write_begin(&w, &chunk);
-    json_write_object(&w);
-    format_head(g, &w, "text_completion");
+    format_chunk_begin(c->g, &chunk, &w, "text_completion");
     json_write_karray(&w, "choices");
     write_choice(c, &w, false, part);
     json_write_array_end(&w);
-    if (g->req.include_usage)
-        json_write_knull(&w, "usage");
-    json_write_object_end(&w);
-    format_send(g, &chunk, &w);
-    buf_fini(&chunk);
+    format_chunk_end(c->g, &chunk, &w);
+}
+
+static void write_whole_choice(struct choice *c, struct json_writer *w)
+{
+    write_choice(c, w, true, CHUNK_FINISH);
 }
 
 int completion_answer(struct generation *g, struct buf *out)
 {
     struct json_writer w;
-    json_write_begin(&w, out);
-    json_write_object(&w);
-    format_head(g, &w, "text_completion");
-    json_write_karray(&w, "choices");
-    for (uint32_t i = 0; i < g->n_choices; i++)
-        write_choice(&g->choices[i], &w, true, CHUNK_FINISH);
-    json_write_array_end(&w);
-    format_usage(g, &w);
-    json_write_object_end(&w);
-    return json_write_end(&w);
+    format_answer_begin(g, out, &w, "text_completion", write_whole_choice);
+    return format_answer_end(g, &w);
 }
