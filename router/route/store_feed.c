@@ -6,6 +6,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/store.pb-c.h"
+#include "router/route/message_parts.h"
 #include "router/route/route_private.h"
 #include <errno.h>
 #include <stdio.h>
@@ -210,29 +211,6 @@ static void take_snapshot(struct store_feed *feed, const uint8_t *body, size_t l
 
 /* -- sockets -- */
 
-/* A message of two parts, header and body. False when there is none. */
-static bool receive(void *socket, zmq_msg_t *ret_head, zmq_msg_t *ret_body, bool *ret_sound)
-{
-    int n = 0, more = 1;
-    zmq_msg_init(ret_head);
-    zmq_msg_init(ret_body);
-    while (more) {
-        zmq_msg_t part;
-        zmq_msg_init(&part);
-        if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) {
-            zmq_msg_close(&part);
-            break;
-        }
-        more = zmq_msg_more(&part);
-        if (n < 2)
-            zmq_msg_move(n == 0 ? ret_head : ret_body, &part);
-        n++;
-        zmq_msg_close(&part);
-    }
-    *ret_sound = n == 2;
-    return n > 0;
-}
-
 static void take(struct store_feed *feed, zmq_msg_t *head, zmq_msg_t *body)
 {
     struct frame_header header;
@@ -246,17 +224,15 @@ static void take(struct store_feed *feed, zmq_msg_t *head, zmq_msg_t *body)
 
 static void drain(struct store_feed *feed, void *socket)
 {
-    zmq_msg_t head, body;
-    bool sound;
     for (int i = 0; i < FEED_BATCH; i++) {
-        bool any = receive(socket, &head, &body, &sound);
-        if (any && sound)
-            take(feed, &head, &body);
-        else if (any)
+        zmq_msg_t parts[2];
+        const int n = message_parts_receive(socket, parts, 2);
+        if (n == 2)
+            take(feed, &parts[0], &parts[1]);
+        else if (n > 0)
             feed->route->counters.malformed++;
-        zmq_msg_close(&head);
-        zmq_msg_close(&body);
-        if (!any)
+        message_parts_close(parts, 2);
+        if (n < 0)
             return;
     }
 }
@@ -287,16 +263,14 @@ static void take_monitor_event(struct store_feed *feed, uint16_t event)
 static void on_monitor(void *arg)
 {
     struct store_feed *feed = arg;
-    zmq_msg_t head, body;
-    bool sound;
     for (int i = 0; i < FEED_BATCH; i++) {
-        bool any = receive(feed->monitor, &head, &body, &sound);
+        zmq_msg_t first;
         uint16_t event = 0;
-        if (any && zmq_msg_size(&head) >= sizeof(event))
-            memcpy(&event, zmq_msg_data(&head), sizeof(event));
-        zmq_msg_close(&head);
-        zmq_msg_close(&body);
-        if (!any)
+        const int n = message_parts_receive(feed->monitor, &first, 1);
+        if (n > 0 && zmq_msg_size(&first) >= sizeof(event))
+            memcpy(&event, zmq_msg_data(&first), sizeof(event));
+        message_parts_close(&first, 1);
+        if (n < 0)
             return;
         take_monitor_event(feed, event);
     }

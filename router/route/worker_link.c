@@ -5,6 +5,7 @@
 #include "proto/base/capped_alloc.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "router/route/message_parts.h"
 #include "router/route/route_private.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -166,41 +167,18 @@ static void take_message(struct route *route, const uint8_t *identity, size_t n_
         malformed(route, worker, "body");
 }
 
-/* Receives the parts of one message; parts beyond the third are dropped. Returns their number, or -EAGAIN. */
-static int receive_parts(void *socket, zmq_msg_t parts[3])
-{
-    int n = 0, more = 1;
-    while (more) {
-        zmq_msg_t part;
-        zmq_msg_init(&part);
-        if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) {
-            zmq_msg_close(&part);
-            break;
-        }
-        more = zmq_msg_more(&part);
-        if (n < 3)
-            zmq_msg_move(&parts[n], &part);
-        n++;
-        zmq_msg_close(&part);
-    }
-    return n ? n : -EAGAIN;
-}
-
 static void on_readable(void *arg)
 {
     struct route *route = arg;
     for (int i = 0; i < RECEIVE_BATCH; i++) {
         zmq_msg_t parts[3];
-        for (int p = 0; p < 3; p++)
-            zmq_msg_init(&parts[p]);
-        int n = receive_parts(route->socket, parts);
+        int n = message_parts_receive(route->socket, parts, 3);
         if (n == 3)
             take_message(route, zmq_msg_data(&parts[0]), zmq_msg_size(&parts[0]), zmq_msg_data(&parts[1]), zmq_msg_size(&parts[1]),
                          zmq_msg_data(&parts[2]), zmq_msg_size(&parts[2]));
         else if (n > 0)
             malformed(route, worker_find(route, zmq_msg_data(&parts[0]), zmq_msg_size(&parts[0])), "parts");
-        for (int p = 0; p < 3; p++)
-            zmq_msg_close(&parts[p]);
+        message_parts_close(parts, 3);
         if (n < 0)
             break;
     }
