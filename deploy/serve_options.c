@@ -1,18 +1,10 @@
 #include "deploy/serve_options.h"
 
 #include "proto/base/base_assert.h"
+#include "proto/base/log.h"
+#include "proto/option_choices.h"
 
-static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
-static const char *const selectors[] = {"snapkv", "pyramidkv", "adakv", "chunkkv", "keydiff", "h2o", "tova", "streaming", NULL};
-static const char *const fetch_units[] = {"16", "128", NULL};
-static const char *const scorers[] = {"index2", "minmax", "mean", "meanvar", "recent", "oracle", NULL};
-static const char *const prefills[] = {"consistent", "exact", NULL};
-static const char *const prefill_orders[] = {"layer", "chunk", NULL};
-static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
-static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const policies[] = {"prefix", "least-loaded", "round-robin", NULL};
-static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
-static const char *const log_formats[] = {"logfmt", "json", NULL};
 
 #define FIELD(f) .offset = offsetof(struct serve_options, f)
 
@@ -29,28 +21,28 @@ static const struct option_spec specs[] = {
     {.name = "policy", .kind = OPTION_ENUM, FIELD(policy), .fallback = "prefix", .choices = policies, .help = "choice of worker"},
     {.name = "max-queue", .kind = OPTION_INT, FIELD(max_queue), .fallback = "128", .min = 0, .max = 1000000, .metavar = "N", .help = "requests that may wait; beyond: 429 with Retry-After"},
     {.name = "pool-size", .kind = OPTION_BYTES, FIELD(pool_size), .fallback = "2G", .min = 1 << 20, .max = INT64_MAX, .metavar = "BYTES", .help = "host memory of the shared pool of KV blocks"},
-    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats, .help = "what the pool holds: 8-bit keys and 4-bit values, 8 and 8, or bf16 (exact)"},
-    {.name = "selector", .kind = OPTION_ENUM, FIELD(selector), .fallback = "snapkv", .choices = selectors, .help = "who chooses the entries that stay in the fast tier"},
+    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_format_choices, .help = "what the pool holds: 8-bit keys and 4-bit values, 8 and 8, or bf16 (exact)"},
+    {.name = "selector", .kind = OPTION_ENUM, FIELD(selector), .fallback = "snapkv", .choices = selector_choices, .help = "who chooses the entries that stay in the fast tier"},
     {.name = "budget", .kind = OPTION_INT, FIELD(budget), .fallback = "256", .min = 0, .max = 1 << 20, .metavar = "N", .help = "fast tier: kept entries per layer and KV head"},
     {.name = "recent", .kind = OPTION_INT, FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 20, .metavar = "N", .help = "fast tier: newest tokens per layer and KV head"},
     {.name = "fetch", .kind = OPTION_INT, FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N|all", .help = "slow tokens attended per step, layer and KV head"},
-    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_units, .help = "slow tokens chosen together: a sub-page or a whole block; --fetch is rounded up to it"},
-    {.name = "scorer", .kind = OPTION_ENUM, FIELD(scorer), .fallback = "index2", .choices = scorers, .help = "who chooses the slow tokens; oracle is for measuring only"},
+    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_unit_choices, .help = "slow tokens chosen together: a sub-page or a whole block; --fetch is rounded up to it"},
+    {.name = "scorer", .kind = OPTION_ENUM, FIELD(scorer), .fallback = "index2", .choices = scorer_choices, .help = "who chooses the slow tokens; oracle is for measuring only"},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N", .help = "prompt tokens computed at a time"},
-    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills, .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
-    {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_orders, .help = "layer-major, or the chunk-major baseline"},
+    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefill_choices, .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
+    {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_order_choices, .help = "layer-major, or the chunk-major baseline"},
     {.name = "context", .kind = OPTION_INT, FIELD(context), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "N", .help = "longest prompt and answer in tokens; 0: the model's own"},
     {.name = "max-running", .kind = OPTION_INT, FIELD(max_running), .fallback = "8", .min = 1, .max = 256, .metavar = "N", .help = "sequences a worker decodes as one batch"},
     {.name = "memory-limit", .kind = OPTION_BYTES, FIELD(memory_limit), .fallback = "0", .min = 0, .max = INT64_MAX, .metavar = "BYTES", .help = "device memory of a worker beyond the weights; 0: no limit"},
     {.name = "page-cache", .kind = OPTION_BYTES, FIELD(page_cache), .fallback = "auto", .min = 0, .max = INT64_MAX, .max_word = "auto", .metavar = "BYTES|auto", .help = "device memory of a worker for fetched sub-pages, at most what requests leave of --memory-limit; auto: all of that"},
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off", .help = "blocks made while decoding may serve other prompts"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N", .help = "compute threads of a worker; 0: the processors shared out among the workers"},
-    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = devices, .help = "what a worker computes on: a GPU where this build and this host have one, else the CPU; or one of them"},
-    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set of the CPU kernels; all give the same bits"},
+    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = device_choices, .help = "what a worker computes on: a GPU where this build and this host have one, else the CPU; or one of them"},
+    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices, .help = "instruction set of the CPU kernels; all give the same bits"},
     {.name = "drain-timeout", .kind = OPTION_INT, FIELD(drain_timeout), .fallback = "30", .min = 0, .max = 3600, .metavar = "SECONDS", .help = "how long running requests may take to end after SIGTERM"},
     {.name = "runtime-dir", .kind = OPTION_STR, FIELD(runtime_dir), .optional = true, .metavar = "PATH", .help = "folder for sockets; default: a new one of mode 0700, removed at the end"},
-    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_levels, .help = "least important lines that are logged"},
-    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_formats, .help = "log lines as logfmt or JSON"},
+    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_level_choices, .help = "least important lines that are logged"},
+    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_format_choices, .help = "log lines as logfmt or JSON"},
 };
 
 /* Options that stand here are handed on; the others are the launcher's own. */

@@ -25,9 +25,6 @@ struct store_options {
     int log_level, log_format;
 };
 
-static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
-static const char *const log_formats[] = {"logfmt", "json", NULL};
-
 #define FIELD(name) .offset = offsetof(struct store_options, name)
 static const struct option_spec specs[] = {
     {.name = "socket", .kind = OPTION_STR, FIELD(socket), .metavar = "PATH",
@@ -40,8 +37,8 @@ static const struct option_spec specs[] = {
      .help = "ZeroMQ endpoint of snapshots; default: ipc:// beside the socket"},
     {.name = "lease-timeout", .kind = OPTION_INT, FIELD(lease_timeout), .fallback = "30", .metavar = "SECONDS", .min = 1, .max = 86400,
      .help = "silence of a client after which it is reported as unresponsive (its leases stay)"},
-    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_levels, .help = "least level that is logged"},
-    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_formats, .help = "form of a log line"},
+    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_level_choices, .help = "least level that is logged"},
+    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_format_choices, .help = "form of a log line"},
 };
 #undef FIELD
 

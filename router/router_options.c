@@ -1,10 +1,9 @@
 #include "router/router_options.h"
 #include "proto/base/base_assert.h"
+#include "proto/base/log.h"
 
 static const char *const policies[] = {"prefix", "least-loaded", "round-robin", NULL};
 static const char *const isolations[] = {"none", "key", NULL};
-static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
-static const char *const log_formats[] = {"logfmt", "json", NULL};
 
 #define STR(option, field, fallback_, metavar_, help_) \
     {.name = option, .kind = OPTION_STR, .offset = offsetof(struct router_options, field), .fallback = fallback_, .metavar = metavar_, .help = help_}
@@ -47,8 +46,8 @@ static const struct option_spec specs[] = {
     INT("drain-timeout", drain_timeout, "30", 0, 3600, "SECONDS", "how long running requests may take to end after SIGTERM"),
     INT("work-threads", work_threads, "2", 1, 64, "N", "threads that parse bodies and tokenize prompts"),
     INT("template-timeout", template_timeout, "10", 1, 600, "SECONDS", "how long a chat template may take"),
-    ENUM("log-level", log_level, "info", log_levels, "least important lines that are logged"),
-    ENUM("log-format", log_format, "logfmt", log_formats, "log lines as logfmt or JSON"),
+    ENUM("log-level", log_level, "info", log_level_choices, "least important lines that are logged"),
+    ENUM("log-format", log_format, "logfmt", log_format_choices, "log lines as logfmt or JSON"),
 };
 
 const struct option_set router_option_set = {

@@ -1,13 +1,12 @@
 #include "bench/fidelity/fidelity_options.h"
 #include "proto/base/base_assert.h"
+#include "proto/option_choices.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define NEWS_TEXTS "../shared/data/longbench/multi_news.jsonl"
-
-static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
 
 #define FIELD(f) .offset = offsetof(struct fidelity_options, f)
 static const struct option_spec specs[] = {
@@ -36,7 +35,7 @@ static const struct option_spec specs[] = {
      .help = "tokens of a needle context; 0: 2048, or 512 with --quick"},
     {.name = "seed", .kind = OPTION_INT, FIELD(seed), .fallback = "7", .min = 0, .max = INT64_MAX, .metavar = "N", .help = "of the generated tasks"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N", .help = "compute threads; 0: one a processor"},
-    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set of the CPU kernels; all give the same figures"},
+    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices, .help = "instruction set of the CPU kernels; all give the same figures"},
     {.name = "pool-size", .kind = OPTION_BYTES, FIELD(pool_size), .fallback = "0", .min = 0, .max = INT64_C(1) << 46, .metavar = "BYTES",
      .help = "pool of the private kvstore, which is started and ended with the run; 0: what the cases need"},
     {.name = "time-limit", .kind = OPTION_INT, FIELD(time_limit), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "MINUTES",

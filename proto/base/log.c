@@ -15,6 +15,9 @@ enum {
     LOG_VALUE_MAX = 1024,
 };
 
+const char *const log_level_choices[] = {"debug", "info", "warn", "error", NULL};
+const char *const log_format_choices[] = {"logfmt", "json", NULL};
+
 static const char *log_process = "tidepool";
 static enum log_level log_level_min = LOG_LEVEL_INFO;
 static enum log_format log_line_format = LOG_FORMAT_LOGFMT;
@@ -35,8 +38,7 @@ uint64_t log_dropped(void)
 
 static const char *level_name(enum log_level level)
 {
-    static const char *const names[] = {"debug", "info", "warn", "error"};
-    return names[level];
+    return log_level_choices[level];
 }
 
 static void stamp(char *text, size_t size)

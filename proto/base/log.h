@@ -11,6 +11,8 @@
 
 enum log_level { LOG_LEVEL_DEBUG, LOG_LEVEL_INFO, LOG_LEVEL_WARN, LOG_LEVEL_ERROR };
 enum log_format { LOG_FORMAT_LOGFMT, LOG_FORMAT_JSON };
+/* Their words, NULL-terminated, for options. */
+extern const char *const log_level_choices[], *const log_format_choices[];
 
 struct log_field {
     const char *key;

@@ -5,6 +5,7 @@
 #include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/base/options.h"
+#include "proto/option_choices.h"
 #include "tests/bench/bench_floor.h"
 #include <limits.h>
 #include <math.h>
@@ -22,8 +23,6 @@ struct options {
     bool json;
 };
 
-static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
-
 #define FIELD(f) offsetof(struct options, f)
 static const struct option_spec specs[] = {
     {.name = "threads", .kind = OPTION_INT, .offset = FIELD(threads), .fallback = "2", .min = 1, .max = MAX_THREADS, .metavar = "N", .help = "compute threads"},
@@ -33,7 +32,7 @@ static const struct option_spec specs[] = {
     {.name = "kv-heads", .kind = OPTION_INT, .offset = FIELD(kv_heads), .fallback = "3", .min = 1, .max = 64, .metavar = "N", .help = "KV heads of a layer"},
     {.name = "group", .kind = OPTION_INT, .offset = FIELD(group), .fallback = "3", .min = 1, .max = 16, .metavar = "N", .help = "query heads a KV head"},
     {.name = "head-dim", .kind = OPTION_INT, .offset = FIELD(head_dim), .fallback = "64", .min = 32, .max = 256, .metavar = "N", .help = "channels of a head"},
-    {.name = "isa", .kind = OPTION_ENUM, .offset = FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set"},
+    {.name = "isa", .kind = OPTION_ENUM, .offset = FIELD(isa), .fallback = "auto", .choices = isa_choices, .help = "instruction set"},
     {.name = "json", .kind = OPTION_BOOL, .offset = FIELD(json), .fallback = "off", .help = "one JSON object instead of text"},
 };
 static const struct option_set option_set = {

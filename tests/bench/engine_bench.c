@@ -6,6 +6,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/loop.h"
 #include "proto/base/options.h"
+#include "proto/option_choices.h"
 #include "tests/bench/timed_ops.h"
 #include "worker/cache/engine.h"
 #include "worker/cache/selector.h"
@@ -21,9 +22,6 @@ struct options {
     bool json, ops;
 };
 
-static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
-static const char *const formats[] = {"k8v4", "k8v8", "bf16", NULL};
-static const char *const values[] = {"consistent", "exact", NULL};
 static const char *const orders[] = {"layer-major", "chunk-major", NULL};
 
 #define FIELD(f) offsetof(struct options, f)
@@ -35,14 +33,14 @@ static const struct option_spec specs[] = {
     {.name = "decode", .kind = OPTION_INT, .offset = FIELD(decode), .fallback = "48", .min = 0, .max = 100000, .metavar = "N", .help = "tokens decoded behind each prompt"},
     {.name = "batch", .kind = OPTION_INT, .offset = FIELD(batch), .fallback = "1", .min = 1, .max = 256, .metavar = "N", .help = "sequences decoded together"},
     {.name = "threads", .kind = OPTION_INT, .offset = FIELD(threads), .fallback = "2", .min = 1, .max = 256, .metavar = "N", .help = "compute threads"},
-    {.name = "isa", .kind = OPTION_ENUM, .offset = FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set"},
-    {.name = "kv-format", .kind = OPTION_ENUM, .offset = FIELD(format), .fallback = "k8v4", .choices = formats, .help = "format of the blocks"},
+    {.name = "isa", .kind = OPTION_ENUM, .offset = FIELD(isa), .fallback = "auto", .choices = isa_choices, .help = "instruction set"},
+    {.name = "kv-format", .kind = OPTION_ENUM, .offset = FIELD(format), .fallback = "k8v4", .choices = kv_format_choices, .help = "format of the blocks"},
     {.name = "selector", .kind = OPTION_STR, .offset = FIELD(selector), .fallback = "snapkv", .metavar = "NAME", .help = "who chooses the entries that stay in the fast tier"},
     {.name = "budget", .kind = OPTION_INT, .offset = FIELD(budget), .fallback = "512", .min = 0, .max = 1 << 24, .metavar = "N", .help = "kept tokens per KV head"},
     {.name = "recent", .kind = OPTION_INT, .offset = FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 24, .metavar = "N", .help = "newest tokens kept exact"},
     {.name = "fetch", .kind = OPTION_INT, .offset = FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N", .help = "slow tokens attended per step and KV head"},
     {.name = "chunk", .kind = OPTION_INT, .offset = FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 24, .metavar = "N", .help = "prompt tokens a unit"},
-    {.name = "prefill", .kind = OPTION_ENUM, .offset = FIELD(values), .fallback = "consistent", .choices = values, .help = "what earlier blocks are attended as"},
+    {.name = "prefill", .kind = OPTION_ENUM, .offset = FIELD(values), .fallback = "consistent", .choices = prefill_choices, .help = "what earlier blocks are attended as"},
     {.name = "order", .kind = OPTION_ENUM, .offset = FIELD(order), .fallback = "layer-major", .choices = orders, .help = "schedule of the prompt"},
     {.name = "ops", .kind = OPTION_BOOL, .offset = FIELD(ops), .fallback = "off", .help = "show the time spent in each op"},
     {.name = "json", .kind = OPTION_BOOL, .offset = FIELD(json), .fallback = "off", .help = "one JSON object a length instead of text"},
@@ -309,8 +307,8 @@ static int run_all(struct bench *b, struct error *err)
         return r;
     b->dev->properties(b->device, &properties);
     if (!b->o.json)
-        printf("%s, %s, %s %s, %s, budget %lld, recent %lld, fetch %lld, chunk %lld\n", b->model->config.name, properties.name, formats[b->o.format],
-               values[b->o.values], orders[b->o.order], (long long)b->o.budget, (long long)b->o.recent, (long long)b->o.fetch, (long long)b->o.chunk);
+        printf("%s, %s, %s %s, %s, budget %lld, recent %lld, fetch %lld, chunk %lld\n", b->model->config.name, properties.name, kv_format_choices[b->o.format],
+               prefill_choices[b->o.values], orders[b->o.order], (long long)b->o.budget, (long long)b->o.recent, (long long)b->o.fetch, (long long)b->o.chunk);
     if (!b->o.ids)
         return run_random(b, err);
     int32_t *ids = NULL;

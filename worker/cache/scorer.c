@@ -1,6 +1,7 @@
 /* The registry of scorers. */
 #include "worker/cache/scorer.h"
 #include "proto/base/base_assert.h"
+#include "proto/option_choices.h"
 #include <string.h>
 
 static const struct scorer_ops *const scorers[] = {&scorer_index2, &scorer_minmax, &scorer_mean, &scorer_meanvar, &scorer_recent, &scorer_oracle};
@@ -15,5 +16,5 @@ const struct scorer_ops *scorer_find(const char *name)
 
 const char *scorer_names(void)
 {
-    return "index2, minmax, mean, meanvar, recent, oracle";
+    return SCORER_NAMES(", ");
 }

@@ -1,6 +1,7 @@
 /* The registry of selectors. */
 #include "worker/cache/selector.h"
 #include "proto/base/base_assert.h"
+#include "proto/option_choices.h"
 #include <string.h>
 
 static const struct selector_ops *const selectors[] = {&selector_snapkv, &selector_pyramidkv, &selector_adakv, &selector_chunkkv,
@@ -16,5 +17,5 @@ const struct selector_ops *selector_find(const char *name)
 
 const char *selector_names(void)
 {
-    return "snapkv, pyramidkv, adakv, chunkkv, keydiff, h2o, tova, streaming";
+    return SELECTOR_NAMES(", ");
 }

@@ -1,5 +1,6 @@
 /* The report as one JSON object; every size in bytes. */
 #include "proto/base/json_write.h"
+#include "proto/option_choices.h"
 #include "worker/plan/plan_report.h"
 
 static void write_model(const struct plan_report *p, struct json_writer *w)
@@ -33,7 +34,7 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
         json_write_str(w, "all");
     else
         json_write_int(w, o->fetch);
-    json_write_kint(w, "fetch_unit", plan_fetch_unit(o));
+    json_write_kint(w, "fetch_unit", fetch_unit_tokens(o->fetch_unit));
     json_write_kstr(w, "scorer", o->scorer);
     json_write_kint(w, "chunk", o->chunk);
     json_write_kstr(w, "selector", o->selector);

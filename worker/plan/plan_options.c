@@ -1,13 +1,8 @@
 #include "worker/plan/plan_options.h"
 #include "proto/base/base_assert.h"
-#include "proto/block_layout.h"
+#include "proto/option_choices.h"
 
-/* In the order of enum kv_format, prefill_values, backend_choice, cpu_isa; fetch_units by plan_fetch_unit(); then "stored" and enum weight_dtype. */
-static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
-static const char *const prefills[] = {"consistent", "exact", NULL};
-static const char *const fetch_units[] = {"16", "128", NULL};
-static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
-static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
+/* "stored", then in the order of enum weight_dtype. */
 static const char *const weights[] = {"stored", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q5_k", "q6_k", NULL};
 
 #define FIELD(name) .offset = offsetof(struct plan_options, name)
@@ -28,18 +23,18 @@ static const struct option_spec specs[] = {
      .help = "fast tier: newest tokens per layer and KV head"},
     {.name = "fetch", .kind = OPTION_INT, FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N|all",
      .help = "slow tokens attended per step, layer and KV head"},
-    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_units, .help = "slow tokens chosen together"},
-    {.name = "scorer", .kind = OPTION_STR, FIELD(scorer), .fallback = "index2", .metavar = "NAME", .help = "who chooses the slow tokens; some keep summaries of each request on the device"},
+    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_unit_choices, .help = "slow tokens chosen together"},
+    {.name = "scorer", .kind = OPTION_STR, FIELD(scorer), .fallback = "index2", .metavar = "NAME", .help = "who chooses the slow tokens: " SCORER_NAMES(", ") "; some keep summaries of each request on the device"},
     {.name = "selector", .kind = OPTION_STR, FIELD(selector), .fallback = "snapkv", .metavar = "NAME",
-     .help = "who chooses the entries that stay in the fast tier: snapkv, pyramidkv, adakv, chunkkv, keydiff, h2o, tova, streaming"},
+     .help = "who chooses the entries that stay in the fast tier: " SELECTOR_NAMES(", ")},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N", .help = "prompt tokens computed at a time"},
-    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills, .help = "values that prefill attends"},
-    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats, .help = "what the pool holds"},
+    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefill_choices, .help = "values that prefill attends"},
+    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_format_choices, .help = "what the pool holds"},
     {.name = "pool", .kind = OPTION_BOOL, FIELD(pool), .fallback = "on", .help = "--pool=off: without a kvstore, so that every block stays on the worker's device"},
     {.name = "max-running", .kind = OPTION_INT, FIELD(max_running), .fallback = "8", .min = 1, .max = 256, .metavar = "N", .help = "sequences a worker decodes as one batch"},
-    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = devices, .help = "what computes, as for a worker of this host"},
+    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = device_choices, .help = "what computes, as for a worker of this host"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N", .help = "compute threads of a worker; 0: one a processor of this machine"},
-    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas, .help = "instruction set of the CPU kernels"},
+    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices, .help = "instruction set of the CPU kernels"},
     {.name = "json", .kind = OPTION_BOOL, FIELD(json), .fallback = "off", .help = "print JSON, every size in bytes"},
 };
 #undef FIELD
@@ -54,8 +49,3 @@ const struct option_set plan_option_set = {
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),
 };
-
-int plan_fetch_unit(const struct plan_options *options)
-{
-    return options->fetch_unit == 0 ? SUBPAGE_TOKENS : BLOCK_TOKENS;
-}

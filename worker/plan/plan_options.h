@@ -14,5 +14,3 @@ struct plan_options {
 };
 
 extern const struct option_set plan_option_set;
-/* --fetch-unit in tokens. */
-int plan_fetch_unit(const struct plan_options *options);

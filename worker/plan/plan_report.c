@@ -1,5 +1,6 @@
 #include "worker/plan/plan_report.h"
 #include "kernels/backend.h"
+#include "proto/option_choices.h"
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
@@ -29,7 +30,7 @@ static int engine_params(const struct plan_options *o, const struct plan_report 
         .budget = (int)o->budget,
         .recent = (int)o->recent,
         .fetch = (int)o->fetch,
-        .fetch_unit = plan_fetch_unit(o),
+        .fetch_unit = fetch_unit_tokens(o->fetch_unit),
         .scorer = scorer_find(o->scorer),
         .chunk = (int)o->chunk,
         .values = (enum prefill_values)o->prefill,

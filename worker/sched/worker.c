@@ -4,6 +4,7 @@
 #include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/option_choices.h"
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
@@ -125,7 +126,7 @@ static int open_engine(struct worker *w, struct error *err)
         .budget = (int)o->budget,
         .recent = (int)o->recent,
         .fetch = (int)o->fetch,
-        .fetch_unit = worker_fetch_unit(o),
+        .fetch_unit = fetch_unit_tokens(o->fetch_unit),
         .scorer = scorer_find(o->scorer),
         .chunk = (int)o->chunk,
         .values = (enum prefill_values)o->prefill,

@@ -1,17 +1,8 @@
 #include "worker/sched/worker_options.h"
 
 #include "proto/base/base_assert.h"
-#include "proto/block_layout.h"
-
-/* In the order of enum kv_format, prefill_values, prefill_order, backend_choice, cpu_isa, log_level and log_format; fetch_units by worker_fetch_unit(). */
-static const char *const kv_formats[] = {"k8v4", "k8v8", "bf16", NULL};
-static const char *const fetch_units[] = {"16", "128", NULL};
-static const char *const prefills[] = {"consistent", "exact", NULL};
-static const char *const prefill_orders[] = {"layer", "chunk", NULL};
-static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
-static const char *const isas[] = {"auto", "plain", "avx2", "avx512", NULL};
-static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
-static const char *const log_formats[] = {"logfmt", "json", NULL};
+#include "proto/base/log.h"
+#include "proto/option_choices.h"
 
 #define FIELD(name) .offset = offsetof(struct worker_options, name)
 static const struct option_spec specs[] = {
@@ -21,31 +12,31 @@ static const struct option_spec specs[] = {
     {.name = "store", .kind = OPTION_STR, FIELD(store), .optional = true, .metavar = "PATH",
      .help = "unix socket of the kvstore; without it nothing is shared"},
     {.name = "name", .kind = OPTION_STR, FIELD(name), .fallback = "worker-0", .metavar = "NAME", .help = "name among the router's workers"},
-    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_formats,
+    {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_format_choices,
      .help = "what the pool holds: 8-bit keys and 4-bit values, 8 and 8, or bf16 (exact)"},
     {.name = "selector", .kind = OPTION_STR, FIELD(selector), .fallback = "snapkv", .metavar = "NAME",
-     .help = "who chooses the entries that stay in the fast tier: snapkv, pyramidkv, adakv, chunkkv, keydiff, h2o, tova, streaming"},
+     .help = "who chooses the entries that stay in the fast tier: " SELECTOR_NAMES(", ")},
     {.name = "budget", .kind = OPTION_INT, FIELD(budget), .fallback = "256", .min = 0, .max = 1 << 20, .metavar = "N",
      .help = "fast tier: kept entries per layer and KV head"},
     {.name = "recent", .kind = OPTION_INT, FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 20, .metavar = "N",
      .help = "fast tier: newest tokens per layer and KV head"},
     {.name = "fetch", .kind = OPTION_INT, FIELD(fetch), .fallback = "512", .min = 0, .max = INT32_MAX, .max_word = "all", .metavar = "N|all",
      .help = "slow tokens attended per step, layer and KV head"},
-    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_units,
+    {.name = "fetch-unit", .kind = OPTION_ENUM, FIELD(fetch_unit), .fallback = "16", .choices = fetch_unit_choices,
      .help = "slow tokens chosen together: a sub-page or a whole block; --fetch is rounded up to it"},
     {.name = "scorer", .kind = OPTION_STR, FIELD(scorer), .fallback = "index2", .metavar = "NAME",
-     .help = "who chooses the slow tokens: index2, minmax, mean, meanvar, recent, oracle (for measuring only)"},
+     .help = "who chooses the slow tokens: " SCORER_NAMES(", ") " (for measuring only)"},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N",
      .help = "prompt tokens computed at a time"},
-    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefills,
+    {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefill_choices,
      .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
-    {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_orders,
+    {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_order_choices,
      .help = "layer-major, or the chunk-major baseline"},
-    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = devices,
+    {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = device_choices,
      .help = "what computes: a GPU where this build and this host have one, else the CPU; or one of them"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N",
      .help = "compute threads; 0: one a processor"},
-    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isas,
+    {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices,
      .help = "instruction set of the CPU kernels; all give the same bits"},
     {.name = "max-running", .kind = OPTION_INT, FIELD(max_running), .fallback = "8", .min = 1, .max = 256, .metavar = "N",
      .help = "sequences decoded as one batch"},
@@ -59,8 +50,8 @@ static const struct option_spec specs[] = {
      .help = "device memory for fetched sub-pages, at most what requests leave of --memory-limit; auto: all of that"},
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off",
      .help = "blocks made while decoding may serve other prompts"},
-    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_levels, .help = "least level that is logged"},
-    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_formats, .help = "form of a log line"},
+    {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_level_choices, .help = "least level that is logged"},
+    {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_format_choices, .help = "form of a log line"},
 };
 #undef FIELD
 
@@ -73,8 +64,3 @@ const struct option_set worker_option_set = {
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),
 };
-
-int worker_fetch_unit(const struct worker_options *options)
-{
-    return options->fetch_unit == 0 ? SUBPAGE_TOKENS : BLOCK_TOKENS;
-}

@@ -11,5 +11,3 @@ struct worker_options {
 };
 
 extern const struct option_set worker_option_set;
-/* --fetch-unit in tokens. */
-int worker_fetch_unit(const struct worker_options *options);
