@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -321,4 +322,28 @@ void fixture_expect_no_memory(const struct fixture *f)
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         cr_expect(stats.now[tag] == f->at_start.now[tag], "%s holds %zu bytes", mem_tag_name(tag), stats.now[tag]);
     cr_expect(stats.n_allocations == f->at_start.n_allocations);
+}
+
+float *fixture_run_logits(struct fixture_params params, const struct engine_config *config, const struct fixture_run *run)
+{
+    struct fixture f;
+    if (!fixture_open(&f, params))
+        return NULL;
+    struct engine *engine = fixture_engine(&f, config, NULL);
+    float *logits = fixture_logits(engine, run, NULL);
+    engine_free(engine);
+    fixture_expect_no_memory(&f);
+    fixture_close(&f);
+    return logits;
+}
+
+void fixture_expect_run_same(const float *want, struct fixture_params params, const struct engine_config *config, const struct fixture_run *run, const char *what)
+{
+    float *got = fixture_run_logits(params, config, run);
+    if (!got) {
+        fprintf(stderr, "skipped: this processor cannot do %s\n", what);
+        return;
+    }
+    fixture_expect_same(want, got, 1 + run->n_decode, what);
+    free(got);
 }

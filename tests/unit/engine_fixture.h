@@ -57,9 +57,13 @@ struct fixture_run {
 };
 /* Prefills and feeds the other tokens; returns logits [1 + n_decode, vocab] (the caller frees) and checks coverage after every step. */
 float *fixture_logits(struct engine *engine, const struct fixture_run *run, struct sequence_stats *ret_stats);
+/* The same by a fixture of its own, which leaves no memory behind; NULL when this processor lacks the instruction set. */
+float *fixture_run_logits(struct fixture_params params, const struct engine_config *config, const struct fixture_run *run);
 struct sequence *fixture_prefilled(struct engine *engine, const struct fixture_run *run);
 void fixture_decode(struct engine *engine, struct sequence *seq, int32_t token);
 /* Both are logits as above; names the first row that differs. */
 void fixture_expect_same(const float *a, const float *b, int n_rows, const char *what);
+/* The logits of fixture_run_logits are those of `want`; says so on stderr where this processor cannot tell. */
+void fixture_expect_run_same(const float *want, struct fixture_params params, const struct engine_config *config, const struct fixture_run *run, const char *what);
 /* Everything beside the weights has been given back. */
 void fixture_expect_no_memory(const struct fixture *f);

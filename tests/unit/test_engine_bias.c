@@ -23,34 +23,14 @@ TestSuite(engine_bias, .init = setup);
 
 /* ---- against full attention ---- */
 
-static double kl(const double *a, const float *b)
-{
-    double max_a = -INFINITY, max_b = -INFINITY, sum_a = 0, sum_b = 0, sum = 0;
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        max_a = fmax(max_a, a[i]);
-        max_b = fmax(max_b, (double)b[i]);
-    }
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        sum_a += exp(a[i] - max_a);
-        sum_b += exp((double)b[i] - max_b);
-    }
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        const double la = a[i] - max_a - log(sum_a), lb = (double)b[i] - max_b - log(sum_b);
-        sum += exp(la) * (la - lb);
-    }
-    return sum;
-}
-
 static double mean_kl(struct fixture *f, const double *want, const struct engine_config *config)
 {
     struct engine *engine = fixture_engine(f, config, NULL);
     float *got = fixture_logits(engine, &run, NULL);
-    double sum = 0;
-    for (int i = 0; i < N_ROWS; i++)
-        sum += kl(want + (size_t)(N_PROMPT - 1 + i) * TINY_VOCAB, got + (size_t)i * TINY_VOCAB);
+    const double mean = tiny_reference_mean_kl(want + (size_t)(N_PROMPT - 1) * TINY_VOCAB, got, N_ROWS, NULL);
     free(got);
     engine_free(engine);
-    return sum / N_ROWS;
+    return mean;
 }
 
 struct kl_of_formats {
@@ -91,41 +71,16 @@ Test(engine_bias, test_costs_what_a_model_without_biases_costs)
 
 /* ---- against itself ---- */
 
-static float *logits_of(struct fixture_params params, const struct engine_config *config)
-{
-    struct fixture f;
-    params.key_bias = SIGMAS;
-    if (!fixture_open(&f, params))
-        return NULL;
-    struct engine *engine = fixture_engine(&f, config, NULL);
-    float *logits = fixture_logits(engine, &run, NULL);
-    engine_free(engine);
-    fixture_expect_no_memory(&f);
-    fixture_close(&f);
-    return logits;
-}
-
-static void expect_same(const float *want, struct fixture_params params, const struct engine_config *config, const char *what)
-{
-    float *got = logits_of(params, config);
-    if (!got) {
-        fprintf(stderr, "skipped: this processor cannot do %s\n", what);
-        return;
-    }
-    fixture_expect_same(want, got, N_ROWS, what);
-    free(got);
-}
-
 Test(engine_bias, test_logits_are_the_same_in_every_way)
 {
     struct engine_config config = fixture_config();
     config.budget = 100;
-    float *want = logits_of((struct fixture_params){.isa = CPU_ISA_PLAIN}, &config);
+    float *want = fixture_run_logits((struct fixture_params){.isa = CPU_ISA_PLAIN, .key_bias = SIGMAS}, &config, &run);
     config.chunk = 1;
-    expect_same(want, (struct fixture_params){.isa = CPU_ISA_AVX2, .n_threads = 2}, &config, "AVX2, 2 threads, chunk 1");
+    fixture_expect_run_same(want, (struct fixture_params){.isa = CPU_ISA_AVX2, .n_threads = 2, .key_bias = SIGMAS}, &config, &run, "AVX2, 2 threads, chunk 1");
     config.chunk = 300;
     config.order = PREFILL_CHUNK_MAJOR;
-    expect_same(want, (struct fixture_params){.isa = CPU_ISA_AVX512, .n_threads = 3}, &config, "AVX-512, 3 threads, chunk-major");
+    fixture_expect_run_same(want, (struct fixture_params){.isa = CPU_ISA_AVX512, .n_threads = 3, .key_bias = SIGMAS}, &config, &run, "AVX-512, 3 threads, chunk-major");
     free(want);
 }
 

@@ -5,34 +5,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_PROMPT = 700, N_DECODE = 150, N_TOKENS = N_PROMPT + N_DECODE, N_ROWS = N_DECODE + 1 };
+enum { N_PROMPT = 700, N_DECODE = 150, N_TOKENS = N_PROMPT + N_DECODE };
 
 static int32_t tokens[N_TOKENS];
 static const struct fixture_run long_run = {.tokens = tokens, .n_prompt = N_PROMPT, .n_decode = N_DECODE};
 
+static void setup(void)
+{
+    fixture_tokens(1, tokens, N_TOKENS);
+}
+TestSuite(engine_bits, .init = setup);
+
 static float *logits_of(struct fixture_params params, const struct engine_config *config)
 {
-    struct fixture f;
-    if (!fixture_open(&f, params))
-        return NULL;
-    fixture_tokens(1, tokens, N_TOKENS);
-    struct engine *engine = fixture_engine(&f, config, NULL);
-    float *logits = fixture_logits(engine, &long_run, NULL);
-    engine_free(engine);
-    fixture_expect_no_memory(&f);
-    fixture_close(&f);
-    return logits;
+    return fixture_run_logits(params, config, &long_run);
 }
 
 static void expect_same(const float *want, struct fixture_params params, const struct engine_config *config, const char *what)
 {
-    float *got = logits_of(params, config);
-    if (!got) {
-        fprintf(stderr, "skipped: this processor cannot do %s\n", what);
-        return;
-    }
-    fixture_expect_same(want, got, N_ROWS, what);
-    free(got);
+    fixture_expect_run_same(want, params, config, &long_run, what);
 }
 
 static void check_chunks(struct engine_config config)

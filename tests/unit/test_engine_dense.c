@@ -23,40 +23,15 @@ static void teardown(void)
 }
 TestSuite(engine_dense, .init = setup, .fini = teardown);
 
-/* KL(want || got) of the next-token distributions. */
-static double kl(const double *a, const float *b)
-{
-    double max_a = -INFINITY, max_b = -INFINITY, sum_a = 0, sum_b = 0, sum = 0;
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        max_a = fmax(max_a, a[i]);
-        max_b = fmax(max_b, (double)b[i]);
-    }
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        sum_a += exp(a[i] - max_a);
-        sum_b += exp((double)b[i] - max_b);
-    }
-    for (int i = 0; i < TINY_VOCAB; i++) {
-        const double la = a[i] - max_a - log(sum_a), lb = (double)b[i] - max_b - log(sum_b);
-        sum += exp(la) * (la - lb);
-    }
-    return sum;
-}
-
 /* Mean and largest KL over the prompt's end and every decoded token. */
 static double mean_kl(const struct engine_config *config, double *ret_max)
 {
     struct engine *engine = fixture_engine(&f, config, NULL);
     float *got = fixture_logits(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = N_PROMPT, .n_decode = N_DECODE}, NULL);
-    double sum = 0, max = 0;
-    for (int i = 0; i <= N_DECODE; i++) {
-        const double d = kl(want + (size_t)(N_PROMPT - 1 + i) * TINY_VOCAB, got + (size_t)i * TINY_VOCAB);
-        sum += d;
-        max = fmax(max, d);
-    }
+    const double mean = tiny_reference_mean_kl(want + (size_t)(N_PROMPT - 1) * TINY_VOCAB, got, N_DECODE + 1, ret_max);
     free(got);
     engine_free(engine);
-    *ret_max = max;
-    return sum / (N_DECODE + 1);
+    return mean;
 }
 
 Test(engine_dense, test_all_fetched_in_bf16_is_full_attention)

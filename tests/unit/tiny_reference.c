@@ -149,3 +149,35 @@ void tiny_reference_logits(const struct fixture *f, const int32_t *tokens, int n
     }
     free(hidden);
 }
+
+/* KL(want || got) of the next-token distributions. */
+static double kl(const double *a, const float *b)
+{
+    double max_a = -INFINITY, max_b = -INFINITY, sum_a = 0, sum_b = 0, sum = 0;
+    for (int i = 0; i < TINY_VOCAB; i++) {
+        max_a = fmax(max_a, a[i]);
+        max_b = fmax(max_b, (double)b[i]);
+    }
+    for (int i = 0; i < TINY_VOCAB; i++) {
+        sum_a += exp(a[i] - max_a);
+        sum_b += exp((double)b[i] - max_b);
+    }
+    for (int i = 0; i < TINY_VOCAB; i++) {
+        const double la = a[i] - max_a - log(sum_a), lb = (double)b[i] - max_b - log(sum_b);
+        sum += exp(la) * (la - lb);
+    }
+    return sum;
+}
+
+double tiny_reference_mean_kl(const double *want, const float *got, int n_rows, double *ret_max)
+{
+    double sum = 0, max = 0;
+    for (int i = 0; i < n_rows; i++) {
+        const double d = kl(want + (size_t)i * TINY_VOCAB, got + (size_t)i * TINY_VOCAB);
+        sum += d;
+        max = fmax(max, d);
+    }
+    if (ret_max)
+        *ret_max = max;
+    return sum / n_rows;
+}
