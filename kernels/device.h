@@ -1,6 +1,7 @@
 /* A device: memory with tags, streams, events, copies. Filled in by a backend (kernels/cpu/, kernels/cuda/) as one const table.
  * On the CPU a stream is the device's thread pool, work is done when the call returns, and events are free. */
 #pragma once
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -46,6 +47,8 @@ struct device_properties {
     size_t fixed_bytes; /* held under MEM_WORKSPACE from open to close: scratch of the compute threads */
     int n_threads;
     enum cpu_isa isa;
+    bool host_memory;   /* its memory is the host's: the host reads and writes it, and ops write to the pool */
+    uint8_t arithmetic; /* devices of the same number give the same bits for the same model, so that blocks of one serve the other; 0: the CPU's */
 };
 
 struct device_ops {
@@ -59,7 +62,7 @@ struct device_ops {
     void (*free)(struct device *device, void *memory); /* NULL is fine */
     void (*memory_stats)(const struct device *device, struct device_memory_stats *ret);
     void (*reset_peaks)(struct device *device); /* peak = now */
-    /* Makes host memory (the pool) readable by kernels; a no-op on the CPU. */
+    /* Makes host memory (the pool) readable by kernels, and copies to and from it asynchronous; a no-op on the CPU. Writable where the mapping is. Unregistering waits for the device. */
     int (*host_register)(struct device *device, void *base, size_t bytes);
     void (*host_unregister)(struct device *device, void *base);
 

@@ -75,6 +75,8 @@ static void device_properties(const struct device *device, struct device_propert
         .fixed_bytes = (size_t)n_threads * CPU_SCRATCH_BYTES,
         .n_threads = n_threads,
         .isa = device->isa,
+        .host_memory = true,
+        .arithmetic = 0,
     };
     snprintf(ret->name, sizeof ret->name, "cpu %s %d thread%s", cpu_isa_name(device->isa), n_threads, n_threads == 1 ? "" : "s");
 }

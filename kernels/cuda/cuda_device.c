@@ -115,6 +115,9 @@ static void device_properties(const struct device *device, struct device_propert
         .fixed_bytes = CUDA_FIXED_SCRATCH_BYTES + CUDA_BLAS_WORKSPACE_BYTES,
         .n_threads = 1,
         .isa = CPU_ISA_AUTO,
+        .host_memory = false,
+        /* cuBLAS chooses its kernels by the architecture. */
+        .arithmetic = (uint8_t)(p->major * 10 + p->minor),
     };
     snprintf(ret->name, sizeof ret->name, "cuda %.80s sm_%d%d", p->name, p->major, p->minor);
 }
@@ -163,7 +166,7 @@ static int register_pieces(uint8_t *base, size_t bytes, unsigned flags)
     return 0;
 }
 
-/* A mapping that may only be read has to be registered as such; one that may be written may be either. */
+/* Blocks leave by DMA, so a mapping that may be written is registered for writing; one that may only be read has to be registered as such. */
 static int device_host_register(struct device *device, void *base, size_t bytes)
 {
     int slot = 0;
@@ -173,9 +176,9 @@ static int device_host_register(struct device *device, void *base, size_t bytes)
         slot++;
     if (slot == CUDA_MAX_REGISTERED)
         return -ENOMEM;
-    int r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly);
+    int r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (r == -ENOTSUP || r == -EINVAL)
-        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly);
     if (r < 0)
         return r;
     device->registered[slot].base = base;
@@ -187,6 +190,7 @@ static void device_host_unregister(struct device *device, void *base)
 {
     for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
         if (device->registered[i].base == base) {
+            cuda_error(cudaDeviceSynchronize()); /* work that reads or writes it may have been submitted and not be done */
             unregister_pieces(base, device->registered[i].bytes);
             device->registered[i].base = NULL;
         }
@@ -362,9 +366,27 @@ static int stream_wait(struct stream *stream, struct device_event *event)
     return cuda_error(cudaStreamWaitEvent(stream->cuda, event->cuda, 0));
 }
 
+/* What is left at this address of the piece that it was registered with. */
+static size_t registered_left(const struct device *device, const void *address)
+{
+    for (int i = 0; i < CUDA_MAX_REGISTERED; i++) {
+        const size_t at = (size_t)((uintptr_t)address - (uintptr_t)device->registered[i].base);
+        if (device->registered[i].base && at < device->registered[i].bytes)
+            return register_piece - at % register_piece;
+    }
+    return SIZE_MAX;
+}
+
+/* A copy must not cross from one registered piece into the next. */
 static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
 {
-    return cuda_error(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream->cuda));
+    int r = 0;
+    for (size_t at = 0, n; r == 0 && at < bytes; at += n) {
+        const size_t to = registered_left(stream->device, (uint8_t *)dst + at), from = registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
+        n = bytes - at < most ? bytes - at : most;
+        r = cuda_error(cudaMemcpyAsync((uint8_t *)dst + at, (const uint8_t *)src + at, n, cudaMemcpyDefault, stream->cuda));
+    }
+    return r;
 }
 
 const struct device_ops *cuda_device_ops(void)

@@ -90,6 +90,8 @@ int kv_client_create(struct loop *loop, const struct kv_client_config *config, s
     client->fd = -1;
     client->connect_timeout_us = config->connect_timeout_us ? config->connect_timeout_us : 1;
     client->on_state = config->on_state;
+    client->on_map = config->on_map;
+    client->on_unmap = config->on_unmap;
     client->arg = config->arg;
     client->backoff_us = BACKOFF_MIN_US;
     client->next_id = 1;

@@ -19,6 +19,10 @@ struct kv_client_config {
     const char *name;                            /* for the store's logs */
     uint64_t connect_timeout_us;
     void (*on_state)(bool connected, void *arg); /* or NULL; called from the loop */
+    /* Both or none. A pool was mapped, before any lease on it: a negative errno refuses it, and the client takes that as a store that is not there. on_unmap: it goes, and nobody
+     * may touch it when that returns. From the loop or any call of this client; they must not call it. */
+    int (*on_map)(void *base, uint64_t bytes, void *arg);
+    void (*on_unmap)(void *base, void *arg);
     void *arg;
 };
 

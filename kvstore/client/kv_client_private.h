@@ -23,6 +23,8 @@ struct kv_mapping {
     struct stats_page *stats;       /* mapped read-only */
     uint64_t n_leases;
     int fd;                         /* the socket, if this side gave it up: closing it earlier would end the leases */
+    void (*on_unmap)(void *base, void *arg); /* NULL: nobody was told of it */
+    void *arg;
 };
 
 /* Maps both descriptors after checking them; they stay the caller's. -EPROTO, -ENOMEM or the errno of a system call. */
@@ -58,6 +60,8 @@ struct kv_client {
     char *socket_path, *name;
     uint64_t connect_timeout_us;
     void (*on_state)(bool connected, void *arg);
+    int (*on_map)(void *base, uint64_t bytes, void *arg);
+    void (*on_unmap)(void *base, void *arg);
     void *arg;
 
     enum kv_state state;

@@ -123,6 +123,21 @@ int kv_send(struct kv_client *client, uint16_t type, uint64_t id, const Protobuf
 
 /* ---- input ---- */
 
+/* Whoever reads the pool by other means than this process' instructions has to know of it first. */
+static int tell_mapping(struct kv_client *client, struct kv_mapping *mapping)
+{
+    int rc;
+
+    if (!client->on_map)
+        return 0;
+    rc = client->on_map(mapping->base, mapping->bytes, client->arg);
+    if (rc < 0)
+        return error_set(&client->error, rc, "the pool of %llu bytes is refused here: %s", (unsigned long long)mapping->bytes, strerror(-rc));
+    mapping->on_unmap = client->on_unmap;
+    mapping->arg = client->arg;
+    return 0;
+}
+
 static int welcome_check(struct kv_client *client, const Tidepool__Store__Welcome *welcome, struct kv_mapping **ret_mapping)
 {
     struct error *err = &client->error;
@@ -152,6 +167,11 @@ static int handle_welcome(struct kv_client *client, const uint8_t *body, size_t 
     rc = welcome_check(client, welcome, &mapping);
     if (rc < 0)
         goto done;
+    rc = tell_mapping(client, mapping);
+    if (rc < 0) {
+        kv_mapping_free(mapping);
+        goto done;
+    }
     memcpy(client->store_uuid, welcome->store_uuid.data, sizeof client->store_uuid);
     strcpy(client->event_endpoint, welcome->event_endpoint);
     strcpy(client->snapshot_endpoint, welcome->snapshot_endpoint);

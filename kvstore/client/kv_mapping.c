@@ -67,6 +67,8 @@ void kv_mapping_free(struct kv_mapping *mapping)
         return;
     if (mapping->stats)
         munmap(mapping->stats, STATS_PAGE_BYTES);
+    if (mapping->on_unmap)
+        mapping->on_unmap(mapping->base, mapping->arg);
     if (mapping->base)
         munmap(mapping->base, mapping->bytes);
     if (mapping->fd >= 0)

@@ -22,6 +22,7 @@ struct Allocation {
     char *mapping; /* device: pages that hold it */
     size_t mapping_bytes;
     MemoryKind kind;
+    bool read_only; /* registered so */
 };
 
 struct Memory {
@@ -126,6 +127,15 @@ MemoryKind memory_find(const void *address, size_t *ret_bytes_left)
     return a ? a->kind : MEMORY_UNKNOWN;
 }
 
+bool memory_is_read_only(const void *address)
+{
+    Memory &m = memory();
+    std::lock_guard<std::mutex> guard(m.lock);
+    size_t left;
+    const Allocation *a = find(m, address, &left);
+    return a && a->read_only;
+}
+
 bool memory_is_device_address(const void *address)
 {
     const Memory &m = memory();
@@ -166,7 +176,7 @@ static cudaError_t device_allocate(Memory &m, size_t bytes, void **ret_memory)
         return cudaErrorMemoryAllocation;
     char *start = m.next + (pages - (bytes + 255) / 256 * 256); /* aligned to 256, as the real ones */
     memset(m.next, 0xFF, pages);
-    m.allocations[(uintptr_t)start] = {bytes, m.next, pages, MEMORY_DEVICE};
+    m.allocations[(uintptr_t)start] = {bytes, m.next, pages, MEMORY_DEVICE, false};
     if (m.locked)
         protect(m.allocations[(uintptr_t)start], PROT_NONE);
     m.next += pages + page_bytes;
@@ -213,7 +223,7 @@ cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned)
     if (posix_memalign(&address, page_bytes, bytes ? bytes : 1) != 0)
         return set_error(cudaErrorMemoryAllocation);
     memset(address, 0xFF, bytes);
-    m.allocations[(uintptr_t)address] = {bytes, nullptr, 0, MEMORY_PINNED};
+    m.allocations[(uintptr_t)address] = {bytes, nullptr, 0, MEMORY_PINNED, false};
     *ret_memory = address;
     return cudaSuccess;
 }
@@ -232,7 +242,7 @@ cudaError_t cudaFreeHost(void *address)
     return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned)
+cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags)
 {
     Memory &m = memory();
     std::lock_guard<std::mutex> guard(m.lock);
@@ -242,7 +252,7 @@ cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned)
         return set_error(cudaErrorInvalidValue);
     if (find(m, address, &left) || (next != m.allocations.end() && next->first < (uintptr_t)address + bytes))
         return set_error(cudaErrorHostMemoryAlreadyRegistered);
-    m.allocations[(uintptr_t)address] = {bytes, nullptr, 0, MEMORY_REGISTERED};
+    m.allocations[(uintptr_t)address] = {bytes, nullptr, 0, MEMORY_REGISTERED, (flags & cudaHostRegisterReadOnly) != 0};
     return cudaSuccess;
 }
 

@@ -104,6 +104,7 @@ std::string fiber_name(const Fiber *fiber);
 enum MemoryKind { MEMORY_UNKNOWN, MEMORY_DEVICE, MEMORY_PINNED, MEMORY_REGISTERED };
 MemoryKind memory_find(const void *address, size_t *ret_bytes_left);
 bool memory_is_device_address(const void *address); /* in the region that device memory comes from, allocated or not */
+bool memory_is_read_only(const void *address);
 void memory_unlock(); /* device memory may be touched: an operation runs */
 void memory_lock();   /* and may not: the host goes on (lazy mode only) */
 

@@ -293,6 +293,8 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
         return cudaSuccess;
     check_range("a copy writes beyond its destination", dst, bytes);
     check_range("a copy reads beyond its source", src, bytes);
+    if (memory_is_read_only(dst))
+        report("a copy writes to memory that was registered read-only", "");
     const bool src_pageable = memory_find(src, &left) == MEMORY_UNKNOWN, dst_pageable = memory_find(dst, &left) == MEMORY_UNKNOWN;
     if (src_pageable) {
         auto staged = std::make_shared<std::vector<char>>((const char *)src, (const char *)src + bytes);

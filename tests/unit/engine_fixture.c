@@ -284,7 +284,7 @@ void fixture_decode(struct engine *engine, struct sequence *seq, int32_t token)
 }
 
 /* Whose device it is does not matter on the CPU, where several fixtures may be open. */
-static void read_logits(const struct sequence *seq, float *row)
+void fixture_read_logits(const struct sequence *seq, float *row)
 {
     const struct fixture *f = opened_last;
     cr_assert(f->dev->copy(f->stream, row, sequence_logits(seq), TINY_VOCAB * sizeof(float)) >= 0);
@@ -296,10 +296,10 @@ float *fixture_logits(struct engine *engine, const struct fixture_run *run, stru
     float *logits = malloc((size_t)(run->n_decode + 1) * TINY_VOCAB * sizeof(float));
     cr_assert(logits);
     struct sequence *seq = fixture_prefilled(engine, run);
-    read_logits(seq, logits);
+    fixture_read_logits(seq, logits);
     for (int i = 0; i < run->n_decode; i++) {
         fixture_decode(engine, seq, run->tokens[run->n_prompt + i]);
-        read_logits(seq, logits + (size_t)(i + 1) * TINY_VOCAB);
+        fixture_read_logits(seq, logits + (size_t)(i + 1) * TINY_VOCAB);
     }
     for (int i = 0; i < TINY_VOCAB; i++)
         cr_assert(isfinite(logits[i]));

@@ -61,6 +61,8 @@ float *fixture_logits(struct engine *engine, const struct fixture_run *run, stru
 float *fixture_run_logits(struct fixture_params params, const struct engine_config *config, const struct fixture_run *run);
 struct sequence *fixture_prefilled(struct engine *engine, const struct fixture_run *run);
 void fixture_decode(struct engine *engine, struct sequence *seq, int32_t token);
+/* The logits as they are now, from wherever the device has them to row [vocab]. */
+void fixture_read_logits(const struct sequence *seq, float *row);
 /* Both are logits as above; names the first row that differs. */
 void fixture_expect_same(const float *a, const float *b, int n_rows, const char *what);
 /* The logits of fixture_run_logits are those of `want`; says so on stderr where this processor cannot tell. */

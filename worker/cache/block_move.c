@@ -41,9 +41,20 @@ static void adopt(struct sequence *seq, int block, const struct kv_lease *lease)
     seq->blocks[block].data = lease->data;
 }
 
+/* In one piece. The bytes are there when it returns: sealing reads them. */
+static int copy_to_pool(const struct sequence *seq, int block, const struct kv_lease *lease)
+{
+    const struct model *m = seq->engine->model;
+    const int r = m->dev->copy(m->stream, lease->data, seq->blocks[block].data, lease->length);
+    return r < 0 ? r : m->dev->stream_sync(m->stream);
+}
+
 static bool on_granted(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    memcpy(lease->data, seq->blocks[block].data, lease->length);
+    if (copy_to_pool(seq, block, lease) < 0) {
+        kv_client_release(seq->engine->store, lease, 1);
+        return false;
+    }
     struct kv_lease *const leases[] = {lease};
     if (kv_client_seal(seq->engine->store, leases, 1) < 0) {
         kv_client_release(seq->engine->store, lease, 1);
@@ -54,10 +65,27 @@ static bool on_granted(struct sequence *seq, int block, struct kv_lease *lease)
     return true;
 }
 
-/* The same key means the same bytes; should a store have others, a sequence must go on with its own. */
+/* Private blocks of a device whose memory the host cannot read come over in pieces. */
+static bool has_bytes(const struct sequence *seq, int block, const struct kv_lease *lease)
+{
+    const struct engine *e = seq->engine;
+    const struct model *m = e->model;
+    const uint8_t *data = seq->blocks[block].data;
+    if (!e->compare)
+        return memcmp(lease->data, data, lease->length) == 0;
+    for (uint64_t at = 0; at < lease->length; at += e->sizes.compare) {
+        const size_t n = lease->length - at < e->sizes.compare ? (size_t)(lease->length - at) : e->sizes.compare;
+        if (m->dev->copy(m->stream, e->compare, data + at, n) < 0 || m->dev->stream_sync(m->stream) < 0 || memcmp(lease->data + at, e->compare, n) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* The same key means the same bytes; should a store have others, a sequence must go on with its own. On a GPU the last bits of a product may depend on how many rows it had, so there
+ * it does happen. */
 static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    if (memcmp(lease->data, seq->blocks[block].data, lease->length) == 0) {
+    if (has_bytes(seq, block, lease)) {
         adopt(seq, block, lease);
         return true;
     }

@@ -10,6 +10,7 @@ enum {
     ENGINE_MAX_TOKENS = 1 << 24, /* bound on every count of tokens in the configuration */
     ENGINE_MAX_BATCH = 4096,
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
+    COMPARE_BYTES = 256 << 10,   /* of a private block beside the pool's, at a time */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
     ENGINE_NUMERICS_VERSION = 3,
 };
@@ -45,15 +46,20 @@ static int check_config(const struct engine_config *c, const struct model *model
     return c->selector ? 0 : error_set(err, -EINVAL, "no selector; there are %s", selector_names());
 }
 
-/* Exact prefill leaves other bytes in lossy blocks than consistent prefill does, and its runs must not start from decoded values: its blocks live under a root of
+/* Weights and sums are not the same on every sort of device, so neither are the last bits of a block: those of a CPU and of a GPU live side by side in one pool, under roots of their
+ * own, and neither is taken for the other.
+ * Exact prefill leaves other bytes in lossy blocks than consistent prefill does, and its runs must not start from decoded values: its blocks live under a root of
  * their own and are never looked up. In the bf16 format the two are the same thing. */
 static void make_fingerprint(struct engine *engine)
 {
     struct {
         char domain[20];
-        uint8_t numerics, exact, pad[2];
+        uint8_t numerics, exact, arithmetic, pad;
         uint8_t model[FINGERPRINT_BYTES];
     } in = {.domain = "tidepool engine", .numerics = ENGINE_NUMERICS_VERSION, .exact = !engine->attended};
+    struct device_properties properties;
+    engine->model->dev->properties(engine->model->device, &properties);
+    in.arithmetic = properties.arithmetic;
     model_fingerprint(engine->model, engine->layout.format, 1, 0, in.model);
     crypto_generichash(engine->fingerprint, sizeof(engine->fingerprint), (const uint8_t *)&in, sizeof(in), NULL, 0);
 }
@@ -114,7 +120,11 @@ static void size_engine(struct engine *engine)
     s->activations = model_workspace_bytes(&m->config, engine->n_max);
     s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
     s->ops = op_scratch_bytes(engine);
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops;
+    if (!properties.host_memory) {
+        s->staging = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63; /* block 0's are the longer ones */
+        s->compare = COMPARE_BYTES;
+    }
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->staging;
 }
 
 static int alloc_device(struct engine *engine)
@@ -128,6 +138,8 @@ static int alloc_device(struct engine *engine)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->scratch, &engine->scratch);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
+    if (r >= 0 && s->staging)
+        r = m->dev->alloc(m->device, MEM_STAGING, s->staging, (void **)&engine->staging);
     if (r < 0)
         return r;
     m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
@@ -148,7 +160,7 @@ size_t engine_host_bytes(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
     return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) +
-           chosen_pages(engine) * sizeof(*engine->chosen);
+           chosen_pages(engine) * sizeof(*engine->chosen) + engine->sizes.compare;
 }
 
 static int alloc_host(struct engine *engine)
@@ -159,7 +171,9 @@ static int alloc_host(struct engine *engine)
     engine->items = calloc(n_items, sizeof(*engine->items));
     if (n_chosen)
         engine->chosen = calloc(n_chosen, sizeof(*engine->chosen));
-    return engine->dst && engine->positions && engine->items && (engine->chosen || !n_chosen) ? 0 : -ENOMEM;
+    if (engine->sizes.compare)
+        engine->compare = malloc(engine->sizes.compare);
+    return engine->dst && engine->positions && engine->items && (engine->chosen || !n_chosen) && (engine->compare || !engine->sizes.compare) ? 0 : -ENOMEM;
 }
 
 static void derive(struct engine *engine)
@@ -241,6 +255,7 @@ void engine_free(struct engine *engine)
         return;
     ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0);
     page_cache_free(engine->page_cache);
+    free(engine->compare);
     free(engine->chosen);
     free(engine->items);
     free(engine->positions);
@@ -248,6 +263,7 @@ void engine_free(struct engine *engine)
     const struct model *m = engine->model;
     if (engine->op_scratch)
         m->dev->stream_scratch(m->stream, NULL, 0);
+    m->dev->free(m->device, engine->staging);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);
     key_bias_tables_fini(&engine->bias);

@@ -62,13 +62,15 @@ size_t engine_host_bytes(const struct engine *engine);
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
 
 /* ---- engine (engine.c) ---- */
-/* What the engine holds under MEM_WORKSPACE, in bytes, but for the floats of the scratch's three parts. */
+/* What the engine holds under MEM_WORKSPACE and MEM_STAGING, in bytes, but for the floats of the scratch's three parts. */
 struct engine_sizes {
     size_t hidden_floats, rope_floats, logits_floats;
     size_t scratch;     /* those three */
     size_t activations; /* model_workspace */
     size_t bias;        /* key_bias_tables */
     size_t ops;         /* what an op takes for the time of its call */
+    size_t staging;     /* MEM_STAGING, as the only one here: a slice on its way to the pool; 0 where ops write to the pool */
+    size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 
 struct engine {
@@ -88,6 +90,8 @@ struct engine {
     struct model_workspace ws;
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
+    uint8_t *staging;             /* [sizes.staging], one layer's slice of a block, or NULL */
+    uint8_t *compare;             /* host: [sizes.compare], or NULL */
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
     float *hidden;                /* [max_batch, dim] of a decode step */
     float *rope;                  /* [n_max, head_dim / 2, 2] */
@@ -162,8 +166,8 @@ void sequence_blocks_fini(struct sequence *seq);
 int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
 /* Decodes a cached block's layer into k, v. */
 int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
-/* All layers of block `block` are written. */
-void sequence_block_seal(struct sequence *seq, int block);
+/* All layers of block `block` are written. Negative: the device has failed. */
+int sequence_block_seal(struct sequence *seq, int block);
 struct block_params sequence_block_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
 /* Leases the longest sealed run of keys[first..last-1] and returns its length. A store that does not answer in time has nothing. */
 int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);

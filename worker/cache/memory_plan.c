@@ -20,10 +20,10 @@ static void fill(struct engine *engine, const struct sequence_plan *s, bool pool
     const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks);
 
     add_pieces(engine, s, plan);
-    plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes;
-    plan->decode[MEM_WORKSPACE] += engine->fixed_bytes;
-    plan->prefill[MEM_STAGING] += sequence_plan_staging_bytes(s, first, s->n_prompt_blocks);
-    plan->decode[MEM_STAGING] += all_staging;
+    plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging;
+    plan->decode[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging;
+    plan->prefill[MEM_STAGING] += engine->sizes.staging + sequence_plan_staging_bytes(s, first, s->n_prompt_blocks);
+    plan->decode[MEM_STAGING] += engine->sizes.staging + all_staging;
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         plan->peak[tag] = plan->prefill[tag] > plan->decode[tag] ? plan->prefill[tag] : plan->decode[tag];
     plan->fixed = engine->fixed_bytes;

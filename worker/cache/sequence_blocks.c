@@ -187,8 +187,17 @@ int sequence_blocks_init(struct sequence *seq, const struct sequence_request *re
     return admit_private(seq, err);
 }
 
+/* A sequence may end in the middle of its prompt, with slices on their way to blocks that are about to be somebody else's. */
+static void wait_for_copies(struct sequence *seq)
+{
+    const struct model *m = seq->engine->model;
+    if (seq->blocks && seq->shared)
+        (void)m->dev->stream_sync(m->stream); /* a device that has failed writes nothing any more */
+}
+
 void sequence_blocks_fini(struct sequence *seq)
 {
+    wait_for_copies(seq);
     for (int b = 0; seq->blocks && b < seq->plan.n_blocks; b++) {
         struct sequence_block *block = &seq->blocks[b];
         if (block->move)
@@ -221,25 +230,38 @@ int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, b
     return m->ops->block_decode(m->stream, &p);
 }
 
-/* A sealed block past the cached prefix was made by another run of the same tokens: its bytes are those that coding here would give. */
+/* A sealed block past the cached prefix was made by another run of the same tokens: its bytes are those that coding here would give.
+ * A kernel that writes to host memory slows down all others, so on a GPU a slice for the pool is coded in device memory and leaves by one copy; the next is coded behind it, on the
+ * same stream. */
 int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
 {
     const struct engine *engine = seq->engine;
     const struct model *m = engine->model;
     if (seq->blocks[block].place == BLOCK_SEALED)
         return engine->attended ? sequence_block_load(seq, layer, block, k, v, head_stride) : 0;
-    const struct block_params p = sequence_block_params(seq, layer, block, k, v, head_stride);
+    struct block_params p = sequence_block_params(seq, layer, block, k, v, head_stride);
+    uint8_t *const slice = p.slice;
+    const bool staged = engine->staging && seq->blocks[block].place == BLOCK_GRANTED;
+    if (staged)
+        p.slice = engine->staging;
     const int r = m->ops->block_encode(m->stream, &p, engine->attended);
-    return r > 0 ? -ERANGE : r;
+    if (r != 0)
+        return r > 0 ? -ERANGE : r;
+    return staged ? m->dev->copy(m->stream, slice, engine->staging, engine->layout.slice_bytes[block == 0]) : 0;
 }
 
-void sequence_block_seal(struct sequence *seq, int block)
+int sequence_block_seal(struct sequence *seq, int block)
 {
     if (seq->blocks[block].place != BLOCK_GRANTED)
-        return;
+        return 0;
     struct kv_lease *lease = &seq->leases[block];
+    const struct model *m = seq->engine->model;
+    const int r = m->dev->stream_sync(m->stream); /* slices may be on their way */
+    if (r < 0)
+        return r;
     /* When the store is gone the extent stays readable in the mapping for as long as the lease is held; nobody else will find the block. */
     if (kv_client_seal(seq->engine->store, &lease, 1) >= 0)
         seq->stats.bytes_to_pool += lease->length;
     seq->blocks[block].place = BLOCK_SEALED;
+    return 0;
 }

@@ -84,10 +84,39 @@ static void store_changed(bool connected, void *arg)
     router_link_announce(w->link);
 }
 
+/* Kernels read the pool where it lies. A pool that the device does not take is no pool: the worker goes on without, and the client tries again as it does with a store that is gone. */
+static int pool_mapped(void *base, uint64_t bytes, void *arg)
+{
+    struct worker *w = arg;
+    uint64_t started_us = clock_now_us();
+    int rc = w->dev->host_register(w->device, base, bytes);
+
+    if (rc < 0)
+        LOG_ERROR("pool_not_registered", LOG_STR("device", w->dev->name), LOG_INT("pool_bytes", bytes), LOG_STR("error", strerror(-rc)),
+                  LOG_STR("note", "the worker goes on without the pool"));
+    else
+        LOG_INFO("pool_registered", LOG_STR("device", w->dev->name), LOG_INT("pool_bytes", bytes), LOG_INT("took_ms", (clock_now_us() - started_us) / 1000));
+    return rc;
+}
+
+static void pool_unmapped(void *base, void *arg)
+{
+    struct worker *w = arg;
+
+    w->dev->host_unregister(w->device, base);
+}
+
 static int open_store(struct worker *w, struct error *err)
 {
     const struct kv_client_config config = {
-        .socket_path = w->options->store, .name = w->options->name, .connect_timeout_us = STORE_CONNECT_US, .on_state = store_changed, .arg = w};
+        .socket_path = w->options->store,
+        .name = w->options->name,
+        .connect_timeout_us = STORE_CONNECT_US,
+        .on_state = store_changed,
+        .on_map = pool_mapped,
+        .on_unmap = pool_unmapped,
+        .arg = w,
+    };
     struct kv_store_info info;
     int rc;
 
