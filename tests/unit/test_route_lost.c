@@ -16,22 +16,22 @@ static void live_on(struct fake_worker *w)
     loop_poll(loop);
 }
 
-static struct fake_worker *holder(struct fake_worker *w, struct fake_worker **ret_other)
+/* Two workers and a request that one of them, which is returned, has. */
+static struct fake_worker *start_two(struct fake_worker w[2], struct client *c, struct fake_worker **ret_other)
 {
-    struct fake_worker *has = w[0].n_generate ? &w[0] : &w[1];
-    *ret_other = has == &w[0] ? &w[1] : &w[0];
-    return has;
+    fake_start(&w[0], "w0", 1);
+    fake_start(&w[1], "w1", 1);
+    client_submit(c);
+    UNTIL(w[0].n_generate + w[1].n_generate == 1);
+    const int has = w[0].n_generate ? 0 : 1;
+    *ret_other = &w[1 - has];
+    return &w[has];
 }
 
 Test(route_lost, test_route_continues_on_another_worker_without_gap_or_repeat)
 {
-    struct fake_worker w[2], *first, *second;
     struct client c;
-    fake_start(&w[0], "w0", 1);
-    fake_start(&w[1], "w1", 1);
-    client_submit(&c);
-    UNTIL(w[0].n_generate + w[1].n_generate == 1);
-    first = holder(w, &second);
+    struct fake_worker w[2], *second, *first = start_two(w, &c, &second);
     fake_prefilled(first, 0);
     fake_tokens(first, 0, 11, 12);
     UNTIL(c.n_tokens == 2);
@@ -102,13 +102,8 @@ Test(route_lost, test_route_does_not_retry_what_is_the_requests_fault)
 
 Test(route_lost, test_route_takes_a_silent_worker_for_lost_and_drops_its_late_words)
 {
-    struct fake_worker w[2], *first, *second;
     struct client c;
-    fake_start(&w[0], "w0", 1);
-    fake_start(&w[1], "w1", 1);
-    client_submit(&c);
-    UNTIL(w[0].n_generate + w[1].n_generate == 1);
-    first = holder(w, &second);
+    struct fake_worker w[2], *second, *first = start_two(w, &c, &second);
     fake_tokens(first, 0, 11, 12);
     UNTIL(c.n_tokens == 2);
     while (second->n_generate == 0) /* `first` is stopped: connected, but silent */
@@ -130,13 +125,8 @@ Test(route_lost, test_route_takes_a_silent_worker_for_lost_and_drops_its_late_wo
 
 Test(route_lost, test_route_moves_requests_off_a_worker_without_progress)
 {
-    struct fake_worker w[2], *first, *second;
     struct client c;
-    fake_start(&w[0], "w0", 1);
-    fake_start(&w[1], "w1", 1);
-    client_submit(&c);
-    UNTIL(w[0].n_generate + w[1].n_generate == 1);
-    first = holder(w, &second);
+    struct fake_worker w[2], *second, *first = start_two(w, &c, &second);
     uint64_t beat_us = clock_now_us();
     while (second->n_generate == 0) { /* beats, but its counter stands still */
         if (clock_now_us() - beat_us > 20000) {
