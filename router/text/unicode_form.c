@@ -85,15 +85,7 @@ static size_t stable_run(enum unicode_form form, const uint8_t *s, size_t len, s
     size_t i = from, n;
     while (i < len) {
         if (s[i] < 0x80) {
-            uint64_t w;
-            while (len - i >= sizeof w) {
-                memcpy(&w, s + i, sizeof w);
-                if (w & 0x8080808080808080ull)
-                    break;
-                i += sizeof w;
-            }
-            while (i < len && s[i] < 0x80)
-                i++;
+            i += utf8_ascii_len(s + i, len - i);
             continue;
         }
         if (!(stable[utf8_get(s + i, &n)] >> form & 1))

@@ -42,15 +42,7 @@ size_t utf8_valid_len(const void *text, size_t len)
     const uint8_t *s = text;
     size_t i = 0;
     while (i < len) {
-        uint64_t w;
-        while (len - i >= sizeof w) {
-            memcpy(&w, s + i, sizeof w);
-            if (w & 0x8080808080808080ull)
-                break;
-            i += sizeof w;
-        }
-        while (i < len && s[i] < 0x80)
-            i++;
+        i += utf8_ascii_len(s + i, len - i);
         while (i < len && s[i] >= 0x80) {
             size_t n;
             if (utf8_next(s + i, len - i, &n) != UTF8_CHAR)

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /* Bytes of the longest well-formed beginning; `len` if all of it is. */
 size_t utf8_valid_len(const void *text, size_t len);
@@ -16,6 +17,21 @@ enum utf8_kind utf8_next(const uint8_t *s, size_t n, size_t *ret_len);
 /* Appends the bytes to `out` as well-formed UTF-8, ill-formed parts as U+FFFD. Returns how many bytes at the end, at most 3, were left out because they
  * begin a character, or a negative errno. With `final` nothing is left out. */
 int utf8_append_text(struct buf *out, const uint8_t *s, size_t n, bool final);
+
+/* Bytes of the longest beginning that is ASCII. */
+static inline size_t utf8_ascii_len(const uint8_t *s, size_t len)
+{
+    size_t i = 0;
+    uint64_t w;
+    for (; len - i >= sizeof w; i += sizeof w) {
+        memcpy(&w, s + i, sizeof w);
+        if (w & 0x8080808080808080ull)
+            break;
+    }
+    while (i < len && s[i] < 0x80)
+        i++;
+    return i;
+}
 
 /* The character at p, of well-formed text. */
 static inline uint32_t utf8_get(const uint8_t *p, size_t *ret_len)
