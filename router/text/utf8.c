@@ -1,5 +1,4 @@
 #include "router/text/utf8.h"
-#include <string.h>
 
 enum utf8_kind utf8_next(const uint8_t *s, size_t n, size_t *ret_len)
 {

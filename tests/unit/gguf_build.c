@@ -1,5 +1,6 @@
 #include "gguf_build.h"
 #include "proto/base/base_assert.h"
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_BYTES = 256 << 20, ALIGNMENT = 32 };
@@ -83,6 +84,18 @@ void gguf_build_strings(struct gguf_build *b, const char *key, const char *const
     put_u64(&b->entries, n);
     for (uint64_t i = 0; i < n; i++)
         put_str(&b->entries, values[i]);
+}
+
+void gguf_build_model(struct gguf_build *b, const char *arch, const struct gguf_number *numbers, size_t n)
+{
+    char key[96];
+    gguf_build_str(b, "general.architecture", arch);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].key);
+        gguf_build_u32(b, key, numbers[i].value);
+    }
+    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
+    gguf_build_f32(b, key, 1e-5f);
 }
 
 void gguf_build_tensor(struct gguf_build *b, const char *name, uint32_t type, uint32_t n_dims, const uint64_t *dims, const void *data, size_t bytes)

@@ -214,19 +214,9 @@ Test(model_config, wrong_values_are_named)
 static void build_model(struct gguf_build *b, const char *arch)
 {
     static const uint64_t embedding[] = {128, 100};
-    static const struct {
-        const char *key;
-        uint32_t value;
-    } numbers[] = {{"block_count", 2}, {"context_length", 4096}, {"embedding_length", 128}, {"feed_forward_length", 256}, {"attention.head_count", 4}};
-    char key[96];
+    static const struct gguf_number numbers[] = {{"block_count", 2}, {"context_length", 4096}, {"embedding_length", 128}, {"feed_forward_length", 256}, {"attention.head_count", 4}};
     gguf_build_init(b);
-    gguf_build_str(b, "general.architecture", arch);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].key);
-        gguf_build_u32(b, key, numbers[i].value);
-    }
-    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
-    gguf_build_f32(b, key, 1e-5f);
+    gguf_build_model(b, arch, numbers, sizeof(numbers) / sizeof(numbers[0]));
     gguf_build_tensor(b, "token_embd.weight", 1, 2, embedding, NULL, 128 * 100 * 2);
 }
 

@@ -52,20 +52,10 @@ static void build_model(struct gguf_build *b, const char *arch, bool biases, con
         {"blk.0.ffn_up.weight", FFN, DIM, false},      {"blk.0.ffn_down.weight", DIM, FFN, false},  {"blk.0.attn_q.bias", 1, DIM, true},
         {"blk.0.attn_k.bias", 1, HEAD_DIM, true},      {"blk.0.attn_v.bias", 1, HEAD_DIM, true},
     };
-    static const struct {
-        const char *key;
-        uint32_t value;
-    } numbers[] = {{"block_count", 1},         {"context_length", 256},         {"embedding_length", DIM}, {"feed_forward_length", FFN},
-                   {"attention.head_count", N_HEADS}, {"attention.head_count_kv", 1}};
-    char key[96];
+    static const struct gguf_number numbers[] = {{"block_count", 1}, {"context_length", 256}, {"embedding_length", DIM}, {"feed_forward_length", FFN},
+                                                 {"attention.head_count", N_HEADS}, {"attention.head_count_kv", 1}};
     gguf_build_init(b);
-    gguf_build_str(b, "general.architecture", arch);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].key);
-        gguf_build_u32(b, key, numbers[i].value);
-    }
-    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", arch);
-    gguf_build_f32(b, key, 1e-5f);
+    gguf_build_model(b, arch, numbers, sizeof(numbers) / sizeof(numbers[0]));
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++)
         if (!tensors[i].bias || biases)
             add_tensor(b, tensors[i].name, tensors[i].rows, tensors[i].cols, defect);
