@@ -27,21 +27,25 @@ Test(backend, the_cpu_needs_no_plugin)
     cr_assert_str_eq(note.text, "");
 }
 
-Test(backend, auto_goes_on_with_the_cpu_and_says_why)
+Test(backend, auto_and_cuda_take_the_plugin)
 {
-    const char *name;
-    struct error note, err;
-    cr_assert_eq(open_choice(BACKEND_AUTO, &name, &note, &err), 0);
-    cr_assert_str_eq(name, "cpu");
-    cr_assert_not_null(strstr(note.text, "incomplete"), "%s", note.text);
+    static const enum backend_choice choices[] = {BACKEND_AUTO, BACKEND_CUDA};
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        const char *name;
+        struct error note, err;
+        cr_assert_eq(open_choice(choices[i], &name, &note, &err), 0);
+        cr_assert_str_eq(name, "cuda");
+        cr_assert_str_eq(note.text, "");
+    }
 }
 
 Test(backend, an_incomplete_plugin_is_refused)
 {
-    const char *name;
-    struct error note, err;
-    cr_assert_eq(open_choice(BACKEND_CUDA, &name, &note, &err), -ENOTSUP);
-    cr_assert_not_null(strstr(err.text, "lacks"), "%s", err.text);
+    struct kernel_backend backend = *cpu_backend();
+    struct error err;
+    backend.missing = "an op";
+    cr_assert_eq(backend_check(&backend, &err), -ENOTSUP);
+    cr_assert_not_null(strstr(err.text, "lacks an op"), "%s", err.text);
 }
 
 Test(backend, a_plugin_of_other_headers_is_refused)

@@ -1,0 +1,87 @@
+/* A real tidepool-worker with --device cuda, whose plugin is the CUDA backend over the emulator, with a real store, and a driver in the router's place. */
+#include "tests/system/child_process.h"
+#include "tests/system/router_driver.h"
+#include "tests/system/tiny_gguf.h"
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { WAIT_MS = 120000, PROMPT = 300, ANSWER = 8 };
+
+static char folder[64], endpoint[96], store_socket[96], model[96];
+static struct driver driver;
+static struct child store, workers[2];
+
+static void setup(void)
+{
+    folder_make(folder);
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/router.sock", folder);
+    snprintf(store_socket, sizeof store_socket, "%s/kvstore.sock", folder);
+    snprintf(model, sizeof model, "%s/tiny.gguf", folder);
+    tiny_gguf_write(model);
+    driver_open(&driver, endpoint);
+    const char *argv[] = {program_path("tidepool-kvstore"), "--socket", store_socket, "--pool-size", "32M", NULL};
+    child_start(&store, argv, 0);
+    cr_assert(child_wait_line(&store, "event=store_ready", WAIT_MS));
+}
+
+static void teardown(void)
+{
+    for (int i = 0; i < 2; i++)
+        child_end(&workers[i]);
+    child_end(&store);
+    driver_close(&driver);
+    folder_remove(folder);
+}
+TestSuite(worker_emulated, .init = setup, .fini = teardown, .timeout = 250);
+
+static struct driver_worker *worker_start(int i)
+{
+    char name[16];
+    const char *argv[] = {program_path("../tests/plugin/tidepool-worker"), "--device", "cuda", "--model", model, "--router", endpoint, "--store", store_socket,
+                          "--context", "2048", "--chunk", "128", "--name", name, NULL};
+    snprintf(name, sizeof name, "w%d", i);
+    child_start(&workers[i], argv, 0);
+    cr_assert(child_wait_line(&workers[i], "device=\"cuda emulated", WAIT_MS), "%s", workers[i].log);
+    cr_assert(child_wait_line(&workers[i], "event=pool_registered", WAIT_MS), "%s", workers[i].log);
+    return driver_worker(&driver, name);
+}
+
+static const struct driver_request *ask(struct driver_worker *w, uint64_t id)
+{
+    Tidepool__Engine__Sampling sampling = TIDEPOOL__ENGINE__SAMPLING__INIT;
+    Tidepool__Engine__Generate g = TIDEPOOL__ENGINE__GENERATE__INIT;
+    uint32_t prompt[PROMPT];
+    for (uint32_t i = 0; i < PROMPT; i++)
+        prompt[i] = (i * 7919 + i / 7 * 31) % w->vocab_size;
+    sampling.temperature = 0.8f;
+    sampling.top_p = 1;
+    sampling.repetition_penalty = 1;
+    sampling.seed = 5;
+    sampling.logprobs = true;
+    g.epoch = driver.epoch;
+    g.prompt = prompt;
+    g.n_prompt = PROMPT;
+    g.max_tokens = ANSWER;
+    g.sampling = &sampling;
+    driver_send(&driver, w, ENGINE_GENERATE, id, &g.base);
+    return driver_end(&driver, id);
+}
+
+/* The first by itself, then from its own blocks in the pool; the second worker from those of the first. SIGTERM ends both in order: nothing is left registered or allocated. */
+Test(worker_emulated, answers_from_the_pool_are_the_same)
+{
+    struct driver_worker *w0 = worker_start(0), *w1 = worker_start(1);
+    const struct driver_request *answers[] = {ask(w0, 1), ask(w0, 2), ask(w1, 3)};
+    for (int i = 0; i < 3; i++) {
+        cr_assert(answers[i]->finished && answers[i]->n_tokens == ANSWER, "answer %d: %s", i, answers[i]->text);
+        cr_expect_eq((int)answers[i]->cached_tokens, i == 0 ? 0 : 256, "answer %d: %d cached", i, (int)answers[i]->cached_tokens);
+        cr_expect_eq(memcmp(answers[0]->tokens, answers[i]->tokens, ANSWER * sizeof(uint32_t)), 0, "answer %d", i);
+        cr_expect_eq(memcmp(answers[0]->logprobs, answers[i]->logprobs, ANSWER * sizeof(float)), 0, "answer %d", i);
+    }
+    for (int i = 0; i < 2; i++) {
+        kill(workers[i].pid, SIGTERM);
+        cr_expect_eq(child_wait(&workers[i], WAIT_MS), 0, "%s", workers[i].log);
+    }
+}
