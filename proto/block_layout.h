@@ -87,6 +87,7 @@ struct block_layout {
     uint32_t index_entry_bytes;       /* multiple of 64 */
     uint32_t head_bytes[2];           /* one kv head of one layer; [1]: in the first block of a sequence */
     uint32_t slice_bytes[2];          /* one layer */
+    uint32_t unused;                  /* 0, where padding would be: the table is passed by value, and nothing undefined with it */
     uint64_t block_bytes[2];          /* one extent */
 };
 
