@@ -8,8 +8,8 @@
 
 enum {
     ROWS_SEGMENT = 256, /* rows of one partial: segment borders are fixed, so that threads can share a sequence without changing a bit */
-    ROWS_WIDE = CPU_ISA_BUILD == 2 ? 4 : 1,
-    ROWS_AHEAD = 24,
+    ROWS_WIDE = CPU_ISA_BUILD == 2 ? 4 : 1, /* groups of 16 channels whose sums three or four heads keep in registers: with four, a row of 64 channels is read once */
+    ROWS_AHEAD = 24,    /* a row of values is asked for so many rows before it is read; asking beyond the run does nothing */
     ROWS_PANELS = 4,    /* panels of 16 keys expanded at a time */
 };
 

@@ -101,7 +101,6 @@ static double read_gbs(enum cpu_isa isa, int n_threads, char *memory, int rounds
 /* ---- the slow and the fast tier of one sequence, all layers ---- */
 
 struct tier {
-    struct device *device;
     struct block_layout layout;
     uint8_t *blocks;
     bf16_t *rows; /* [n_items][k, v][tokens, d] */
