@@ -25,7 +25,8 @@ static const struct option_spec specs[] = {
     {.name = "task-budget", .kind = OPTION_INT, FIELD(task_budget), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "N",
      .help = "the one of --budgets at which rows do recall and needles too; 0: 256, or 64 with --quick"},
     {.name = "rows", .kind = OPTION_STR, FIELD(rows), .optional = true, .metavar = "LIST", .help = "only rows whose name contains one of these, or matches one as a shell pattern"},
-    {.name = "tasks", .kind = OPTION_STR, FIELD(tasks), .fallback = "kl,recall,needle", .metavar = "LIST", .help = "what to measure"},
+    {.name = "tasks", .kind = OPTION_STR, FIELD(tasks), .optional = true, .metavar = "LIST",
+     .help = "what to measure; default kl,recall,needle, or kl,needle with texts that bring questions (RULER)"},
     {.name = "recall-tokens", .kind = OPTION_STR, FIELD(recall_tokens), .optional = true, .metavar = "LIST",
      .help = "tokens of the recall contexts; default 2048,4096,7000, or 512 with --quick"},
     {.name = "recall-samples", .kind = OPTION_INT, FIELD(recall_samples), .fallback = "0", .min = 0, .max = 1000, .metavar = "N", .help = "recall contexts of each length; 0: 2, or 1 with --quick"},
@@ -117,6 +118,6 @@ int fidelity_options_derive(struct fidelity_options *o, struct error *err)
     if (r >= 0)
         r = parse_list("recall-tokens", o->recall_tokens ? o->recall_tokens : q ? "512" : "2048,4096,7000", 256, o->length_list, LENGTHS_MAX, &o->n_lengths, err);
     if (r >= 0)
-        r = parse_tasks(o->tasks, &o->task_set, err);
+        r = parse_tasks(o->tasks ? o->tasks : "kl,recall,needle", &o->task_set, err);
     return r;
 }

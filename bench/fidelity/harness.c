@@ -66,18 +66,25 @@ static int open_model(struct harness *h, struct error *err)
     return r >= 0 ? text_source_load(&h->source, h->o->texts, h->tok, err) : r;
 }
 
+/* A file of questions is no prose to draw lists of words from: there recall is measured only when it is asked for. */
+static unsigned task_set(const struct harness *h)
+{
+    return h->o->tasks || h->source.n_samples == 0 ? h->o->task_set : h->o->task_set & ~(unsigned)ON_RECALL;
+}
+
 static int make_cases(struct harness *h, struct error *err)
 {
     const struct fidelity_options *o = h->o;
+    const unsigned tasks = task_set(h);
     const struct case_params p = {.source = &h->source, .tok = h->tok, .seed = (uint64_t)o->seed};
     int r = 0;
     for (int task = 0; task < TASK_COUNT; task++)
         case_set_init(&h->sets[task], (enum fidelity_task)task);
-    if (o->task_set & ON_KL)
+    if (tasks & ON_KL)
         r = make_kl_cases(&h->sets[TASK_KL], &p, (int)o->contexts, (int)o->context_tokens, (int)o->positions, err);
-    if (r >= 0 && o->task_set & ON_RECALL)
+    if (r >= 0 && tasks & ON_RECALL)
         r = make_recall_cases(&h->sets[TASK_RECALL], &p, o->length_list, o->n_lengths, (int)o->recall_samples, err);
-    if (r >= 0 && o->task_set & ON_NEEDLE)
+    if (r >= 0 && tasks & ON_NEEDLE)
         r = make_needle_cases(&h->sets[TASK_NEEDLE], &p, (int)o->needle_samples, (int)o->needle_tokens, err);
     if (r >= 0 && case_set_alloc_reference(&h->sets[TASK_KL], h->model->config.n_vocab) < 0)
         r = error_set(err, -ENOMEM, "no memory for the reference's logits: fewer --contexts or --positions need less");
@@ -115,8 +122,9 @@ static void fill_results(struct harness *h)
     const char *slash = strrchr(o->texts, '/');
     h->results = (struct run_results){
         .settings = {.model = h->model->config.name, .texts = slash ? slash + 1 : o->texts, .contexts = (int)o->contexts, .context_tokens = (int)o->context_tokens,
-                     .positions = (int)o->positions, .recall_samples = (int)o->recall_samples, .needle_samples = (int)o->needle_samples,
-                     .needle_tokens = (int)o->needle_tokens, .lengths = o->length_list, .n_lengths = o->n_lengths, .seed = o->seed},
+                     .positions = (int)o->positions, .recall_samples = (int)o->recall_samples, .needle_samples = h->sets[TASK_NEEDLE].n / 2,
+                     .needle_tokens = h->source.n_samples ? case_set_context(&h->sets[TASK_NEEDLE]) : (int)o->needle_tokens, .lengths = o->length_list,
+                     .n_lengths = o->n_lengths, .seed = o->seed},
         .list = &h->list,
         .n_recall_labels = h->sets[TASK_RECALL].n_labels,
     };
@@ -124,7 +132,7 @@ static void fill_results(struct harness *h)
         h->results.recall_labels[i] = h->sets[TASK_RECALL].labels[i];
 }
 
-static int make_rows(const struct fidelity_options *o, struct row_list *ret_list, struct error *err)
+static int make_rows(const struct fidelity_options *o, unsigned tasks, struct row_list *ret_list, struct error *err)
 {
     const struct row_filter filter = {
         .patterns = o->rows,
@@ -132,16 +140,16 @@ static int make_rows(const struct fidelity_options *o, struct row_list *ret_list
         .budgets = o->budget_list,
         .n_budgets = o->n_budgets,
         .task_budget = (int)o->task_budget,
-        .tasks = o->task_set,
+        .tasks = tasks,
     };
     return row_list_make(ret_list, &filter, err);
 }
 
 static int open_all(struct harness *h, struct error *err)
 {
-    int r = make_rows(h->o, &h->list, err);
+    int r = open_model(h, err);
     if (r >= 0)
-        r = open_model(h, err);
+        r = make_rows(h->o, task_set(h), &h->list, err);
     if (r >= 0)
         r = make_cases(h, err);
     if (r < 0)
@@ -346,7 +354,7 @@ int harness_run(const struct fidelity_options *o, struct error *err)
 int harness_list(const struct fidelity_options *o, struct error *err)
 {
     struct row_list list;
-    const int r = make_rows(o, &list, err);
+    const int r = make_rows(o, o->task_set, &list, err);
     if (r < 0)
         return r;
     for (int i = 0; i < list.n; i++)

@@ -178,7 +178,7 @@ static int intro(struct buf *out, const struct run_results *results)
 {
     const struct run_settings *s = &results->settings;
     int r = buf_printf(out,
-                       "# Fidelity of %s\n\n%d news contexts of %d tokens from `%s`, %d teacher-forced positions behind each. KL, p99 and JSD in nats against full attention (bf16) on the "
+                       "# Fidelity of %s\n\n%d contexts of %d tokens from `%s`, %d teacher-forced positions behind each. KL, p99 and JSD in nats against full attention (bf16) on the "
                        "same tokens, top-1 the agreement of the most likely token. B is the fast budget, F the fetch budget, tokens per layer and KV head; attended counts the "
                        "continuation's own tokens too. Fast B: bytes of fast memory that a prompt token takes on the average; KB a token: kilobytes of the slow tier that a decode step reads; both over "
                        "all layers and KV heads.\n\n",
@@ -187,6 +187,8 @@ static int intro(struct buf *out, const struct run_results *results)
         r = buf_printf(out, "Recall: share of the words of a list that are predicted right when the list comes again, %d contexts of each length. ", s->recall_samples);
     if (r >= 0 && has_needles(results))
         r = buf_printf(out, "Needle: share of the %d questions (of %d) that full attention answers, at %d tokens.", s->n_needles, s->needle_samples, s->needle_tokens);
+    else if (r >= 0 && s->needle_samples > 0 && results->list->n > 0 && results->list->rows[0].result.done)
+        r = buf_printf(out, "Needle: full attention answers none of the %d questions, at %d tokens.", s->needle_samples, s->needle_tokens);
     return r < 0 ? r : buf_append_str(out, "\n\n");
 }
 

@@ -74,6 +74,28 @@ def test_resume_runs_only_what_is_missing(result, texts):
     assert other.returncode == 1 and 'other settings' in other.stderr
 
 
+def test_questions_of_a_file_take_the_place_of_needles(tmp_path):
+    """RULER's lines: recall needs prose, and is left out unless it is asked for. No model of this size finds these values; that is said, not left out."""
+    lines = []
+    for i in range(2):
+        keys = [(f'{i:04x}{j:04x}-50c7', f'{(i + 1) * (j + 7) * 2654435761 % 2**32:08x}-f36c') for j in range(24)]
+        text = 'A special magic uuid is hidden within the following text.\n' + '\n'.join(f'One of the special magic uuids for {k} is: {v}.' for k, v in keys)
+        question = f'What is the special magic uuid for {keys[9][0]} mentioned in the provided text? The special magic uuid for {keys[9][0]} mentioned in the provided text is'
+        lines.append(json.dumps({'index': i, 'input': text + '\n' + question, 'outputs': [keys[9][1]]}))
+    texts, out = tmp_path / 'niah.jsonl', tmp_path / 'out'
+    texts.write_text('\n'.join(lines) + '\n')
+    args = ['--quick', '--texts', str(texts), '--out', str(out), '--budgets', '64', '--context-tokens', '256', '--positions', '8', '--rows', 'drop/snapkv']
+    run = bench(*args)
+    assert run.returncode == 0, run.stderr
+    data = json.load(open(out / 'fidelity.json'))
+    text = (out / 'fidelity.md').read_text()
+    assert data['settings']['needle_samples'] == 2 and data['settings']['needle_tokens'] > 600
+    assert 'Needle: ' in text and 'of the 2 questions' in text or 'questions (of 2)' in text
+    assert 'Recall:' not in text and '| recall' not in text
+    asked = bench(*args, '--tasks', 'recall')
+    assert asked.returncode == 1 and 'too few for the recall' in asked.stderr
+
+
 def test_wrong_use_is_named(texts, tmp_path):
     for args, text in ((['--rows', 'nosuch'], 'nosuch'), (['--budgets', '12,x'], '--budgets'), (['--tasks', 'kl,foo'], '--tasks')):
         run = bench('--texts', texts, '--out', str(tmp_path), *args)
