@@ -252,3 +252,44 @@ Test(model_weights, workspace_is_what_was_predicted)
     cr_expect_eq(model_workspace_init(&ws, &m, 0), -EINVAL);
     cpu_device_ops()->close(m.device);
 }
+
+static const char tiny_qwen2[] = "{\"architectures\":[\"Qwen2ForCausalLM\"],\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+                                 "\"num_key_value_heads\":1,\"vocab_size\":300,\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"tie_word_embeddings\":false,\"rope_theta\":10000.0}";
+
+static void open_random(const struct opened *o, uint64_t seed, struct model **ret_model)
+{
+    struct model_config config;
+    struct error err = {0};
+    cr_assert_geq(model_config_from_json(tiny_qwen2, sizeof(tiny_qwen2) - 1, NULL, 0, &config, &err), 0, "%s", err.text);
+    const struct model_open_params p = {.random = &config, .random_seed = seed, .dev = cpu_device_ops(), .ops = cpu_kernel_ops(), .device = o->device, .stream = o->stream};
+    cr_assert_geq(model_open(&p, ret_model, &err), 0, "%s", err.text);
+}
+
+Test(model_weights, random_weights_are_whole_finite_and_of_their_seed)
+{
+    struct opened o = {0};
+    struct model *m[3];
+    float x[300], logits[300];
+    struct model_workspace ws;
+    cr_assert_eq(cpu_device_ops()->open(&(struct device_config){.n_threads = 1}, &o.device), 0);
+    cr_assert_eq(cpu_device_ops()->stream_create(o.device, &o.stream), 0);
+    for (int i = 0; i < 3; i++)
+        open_random(&o, i < 2 ? 5 : 6, &m[i]);
+    cr_expect_arr_eq(m[0]->weights.digest, m[1]->weights.digest, WEIGHTS_DIGEST_BYTES);
+    cr_expect_arr_neq(m[0]->weights.digest, m[2]->weights.digest, WEIGHTS_DIGEST_BYTES);
+    cr_expect_not_null(m[0]->weights.layers[1].k.bias);
+    cr_expect_null(m[0]->weights.layers[1].o.bias);
+    cr_expect_neq(m[0]->weights.head.packed, m[0]->weights.embedding.packed);
+    cr_assert_eq(model_workspace_init(&ws, m[0], 1), 0);
+    cr_assert_eq(model_embed(m[0], &(int32_t){299}, 1, x), 0);
+    cr_assert_eq(model_logits(m[0], x, 1, &ws, logits), 0);
+    double squares = 0;
+    for (int i = 0; i < 300; i++)
+        squares += (double)logits[i] * (double)logits[i] / 300;
+    cr_expect(squares > 1e-3 && squares < 1, "%g", squares); /* 64 products of a norm near 1 and a weight near 0.02 */
+    model_workspace_fini(&ws, m[0]);
+    for (int i = 0; i < 3; i++)
+        model_close(m[i]);
+    cpu_device_ops()->stream_free(o.stream);
+    cpu_device_ops()->close(o.device);
+}

@@ -1,16 +1,31 @@
 #include "worker/model/model.h"
+#include "worker/model/random_weights.h"
 #include <errno.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int load_config(const char *path, const struct weight_source *source, struct model_config *ret_config, struct error *err)
+static const char *name_of(const struct model_open_params *p)
+{
+    return p->random ? p->random->name : p->path;
+}
+
+static int open_source(const struct model_open_params *p, struct weight_source *ret_source, struct error *err)
+{
+    return p->random ? random_weights_create(p->random, p->random_seed, &ret_source->random, err) : weight_source_open(p->path, ret_source, err);
+}
+
+static int load_config(const struct model_open_params *p, const struct weight_source *source, struct model_config *ret_config, struct error *err)
 {
     struct error reason = {0};
+    if (p->random) {
+        *ret_config = *p->random;
+        return 0;
+    }
     if (!source->gguf)
-        return model_config_load(path, ret_config, err);
+        return model_config_load(p->path, ret_config, err);
     int r = model_config_from_gguf(source->gguf, ret_config, &reason);
-    return r < 0 ? error_set(err, r, "%s: %.400s", path, reason.text) : 0;
+    return r < 0 ? error_set(err, r, "%s: %.400s", p->path, reason.text) : 0;
 }
 
 static int load_weights(const struct model_open_params *p, const struct weight_source *source, struct model *m, struct error *err)
@@ -27,7 +42,7 @@ static int load_weights(const struct model_open_params *p, const struct weight_s
         .progress_arg = p->progress_arg,
     };
     int r = model_weights_load(&params, &m->weights, &reason);
-    return r < 0 ? error_set(err, r, "%s: %.400s", p->path, reason.text) : 0;
+    return r < 0 ? error_set(err, r, "%s: %.400s", name_of(p), reason.text) : 0;
 }
 
 int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err)
@@ -35,13 +50,13 @@ int model_open(const struct model_open_params *p, struct model **ret_model, stru
     struct weight_source source = {0};
     struct model *m = calloc(1, sizeof(*m));
     if (!m)
-        return error_set(err, -ENOMEM, "%s: out of memory", p->path);
+        return error_set(err, -ENOMEM, "%s: out of memory", name_of(p));
     m->dev = p->dev;
     m->ops = p->ops;
     m->device = p->device;
     m->stream = p->stream;
-    int r = weight_source_open(p->path, &source, err);
-    if (r < 0 || (r = load_config(p->path, &source, &m->config, err)) < 0 || (r = load_weights(p, &source, m, err)) < 0 ||
+    int r = open_source(p, &source, err);
+    if (r < 0 || (r = load_config(p, &source, &m->config, err)) < 0 || (r = load_weights(p, &source, m, err)) < 0 ||
         (r = model_key_bias_split(m, err)) < 0)
         goto fail;
     weight_source_close(&source);

@@ -33,6 +33,8 @@ struct model {
 
 struct model_open_params {
     const char *path; /* GGUF file or Hugging Face folder */
+    const struct model_config *random; /* or NULL; then weights of this shape are drawn at random (random_weights.h), and path is not used */
+    uint64_t random_seed;
     const struct device_ops *dev;
     const struct kernel_ops *ops;
     struct device *device;

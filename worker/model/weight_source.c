@@ -1,6 +1,7 @@
 #include "worker/model/weight_source.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
+#include "worker/model/random_weights.h"
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -70,6 +71,7 @@ void weight_source_close(struct weight_source *source)
 {
     gguf_close(source->gguf);
     safetensors_close(source->safetensors);
+    random_weights_free(source->random);
     *source = (struct weight_source){0};
 }
 
@@ -120,7 +122,9 @@ int weight_source_find(const struct weight_source *source, enum tensor_role role
 {
     struct source_tensor t = {.dtype = WEIGHT_F32};
     weight_source_name(source, role, layer, bias, t.name);
-    int r = source->gguf ? find_gguf(source->gguf, &t, err) : find_safetensors(source->safetensors, &t, err);
+    int r = source->gguf     ? find_gguf(source->gguf, &t, err)
+            : source->random ? random_weights_find(source->random, role, layer, bias, &t)
+                             : find_safetensors(source->safetensors, &t, err);
     if (r < 0)
         return r;
     *ret_tensor = t;
@@ -173,7 +177,7 @@ static bool is_redundant(const struct weight_source *source, const char *name)
 int weight_source_check_unknown(const struct weight_source *source, int n_layers, struct error *err)
 {
     char name[256];
-    uint64_t n = source->gguf ? gguf_n_tensors(source->gguf) : safetensors_n_tensors(source->safetensors);
+    uint64_t n = source->gguf ? gguf_n_tensors(source->gguf) : source->random ? 0 : safetensors_n_tensors(source->safetensors);
     for (uint64_t i = 0; i < n; i++) {
         if (source->gguf) {
             struct gguf_str s = gguf_tensor_at(source->gguf, i)->name;

@@ -1,4 +1,4 @@
-/* One view of a model's tensors for GGUF files and safetensors folders: found by role, as rows of columns. Owner thread only while open. */
+/* One view of a model's tensors for GGUF files, safetensors folders and weights drawn at random: found by role, as rows of columns. Owner thread only while open. */
 #pragma once
 #include "kernels/kernels.h"
 #include "proto/base/error.h"
@@ -34,9 +34,11 @@ struct source_tensor {
 
 struct gguf;
 struct safetensors;
+struct random_weights;
 struct weight_source {
-    struct gguf *gguf; /* one of the two is open */
+    struct gguf *gguf; /* one of the three is open */
     struct safetensors *safetensors;
+    struct random_weights *random;
 };
 
 /* `path` is a GGUF file or a folder. Errors as gguf_open and safetensors_open. */
