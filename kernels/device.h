@@ -51,6 +51,8 @@ struct device_properties {
     uint8_t arithmetic; /* devices of the same number give the same bits for the same model, so that blocks of one serve the other; 0: the CPU's */
 };
 
+typedef bool host_progress_fn(size_t done_bytes, void *arg);
+
 struct device_ops {
     const char *name; /* "cpu", "cuda" */
     /* Owner thread only, blocks. -ENODEV (no such device or instruction set), -ENOMEM, -EINVAL. */
@@ -62,12 +64,19 @@ struct device_ops {
     void (*free)(struct device *device, void *memory); /* NULL is fine */
     void (*memory_stats)(const struct device *device, struct device_memory_stats *ret);
     void (*reset_peaks)(struct device *device); /* peak = now */
-    /* Makes host memory (the pool) readable by kernels, and copies to and from it asynchronous; a no-op on the CPU. Writable where the mapping is. Unregistering waits for the device. */
-    int (*host_register)(struct device *device, void *base, size_t bytes);
-    void (*host_unregister)(struct device *device, void *base);
+    /* Makes host memory (the pool) readable by kernels, and copies to and from it asynchronous; a no-op on the CPU. Writable where the mapping is. In pieces: behind each one `progress`
+     * (NULL: nobody) is told how many bytes are done, and may end it: -ECANCELED, and nothing stays registered. The only call beside properties that any thread may make, whatever the
+     * owner does meanwhile; the owner uses the memory when it has heard that the call returned 0. -ENOMEM, -EINVAL. */
+    int (*host_register)(struct device *device, void *base, size_t bytes, host_progress_fn *progress, void *arg);
+    void (*host_unregister)(struct device *device, void *base); /* waits for the device; a base that is not registered is fine */
+    /* Host memory of the device's owner that copies reach asynchronously (pinned); on the CPU plain memory. 64-byte aligned, contents undefined; not counted by tags. -ENOMEM. */
+    int (*host_alloc)(struct device *device, size_t bytes, void **ret_memory);
+    void (*host_free)(struct device *device, void *memory); /* waits for the device; NULL is fine */
 
     int (*stream_create)(struct device *device, struct stream **ret_stream);
-    void (*stream_free)(struct stream *stream);
+    /* For copies and events alone, no ops: takes no device memory, and goes first where the device has to choose. */
+    int (*copy_stream_create)(struct device *device, struct stream **ret_stream);
+    void (*stream_free)(struct stream *stream); /* NULL is fine */
     int (*stream_sync)(struct stream *stream); /* waits; a sticky device error is negative */
     /* From now on ops on this stream take what they need for the time of a call (kernel_ops.scratch_bytes) from this piece of device memory, which stays the caller's and must
      * outlive its use; what does not fit, and everything after (NULL, 0), comes from the arena. So that a peak is what was planned, and no step allocates. */
@@ -76,6 +85,9 @@ struct device_ops {
     void (*event_free)(struct device_event *event);
     int (*event_record)(struct device_event *event, struct stream *stream);
     int (*stream_wait)(struct stream *stream, struct device_event *event);
+    /* Of the newest recording: 1 it is done (so is an event that was never recorded), 0 not yet; negative: the device has failed. */
+    int (*event_query)(struct device_event *event);
+    int (*event_sync)(struct device_event *event); /* waits for it */
     /* Any direction; asynchronous on the stream for CUDA. */
     int (*copy)(struct stream *stream, void *dst, const void *src, size_t bytes);
 };

@@ -102,16 +102,34 @@ static void device_reset_peaks(struct device *device)
 }
 
 /* The CPU reads any memory that is mapped. */
-static int device_host_register(struct device *device, void *base, size_t bytes)
+static int device_host_register(struct device *device, void *base, size_t bytes, host_progress_fn *progress, void *arg)
 {
     (void)device;
-    return base && bytes ? 0 : -EINVAL;
+    if (!base || bytes == 0)
+        return -EINVAL;
+    return !progress || progress(bytes, arg) ? 0 : -ECANCELED;
 }
 
 static void device_host_unregister(struct device *device, void *base)
 {
     (void)device;
     (void)base;
+}
+
+static int device_host_alloc(struct device *device, size_t bytes, void **ret_memory)
+{
+    (void)device;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, bytes ? bytes : 1) != 0)
+        return -ENOMEM;
+    *ret_memory = memory;
+    return 0;
+}
+
+static void device_host_free(struct device *device, void *memory)
+{
+    (void)device;
+    free(memory);
 }
 
 static int stream_create(struct device *device, struct stream **ret_stream)
@@ -193,6 +211,18 @@ static int stream_wait(struct stream *stream, struct device_event *event)
     return 0;
 }
 
+static int event_query(struct device_event *event)
+{
+    (void)event;
+    return 1;
+}
+
+static int event_sync(struct device_event *event)
+{
+    (void)event;
+    return 0;
+}
+
 static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
 {
     (void)stream;
@@ -213,7 +243,10 @@ const struct device_ops *cpu_device_ops(void)
         .reset_peaks = device_reset_peaks,
         .host_register = device_host_register,
         .host_unregister = device_host_unregister,
+        .host_alloc = device_host_alloc,
+        .host_free = device_host_free,
         .stream_create = stream_create,
+        .copy_stream_create = stream_create,
         .stream_free = stream_free,
         .stream_sync = stream_sync,
         .stream_scratch = stream_scratch,
@@ -221,6 +254,8 @@ const struct device_ops *cpu_device_ops(void)
         .event_free = event_free,
         .event_record = event_record,
         .stream_wait = stream_wait,
+        .event_query = event_query,
+        .event_sync = event_sync,
         .copy = stream_copy,
     };
     return &ops;

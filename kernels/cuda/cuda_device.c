@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The driver is said to get slow beyond it. */
-static const size_t register_piece = (size_t)64 << 30;
+/* Pages are pinned at 10 to 20 GiB a second, so that is how often progress is told and a shutdown heard. A driver is said to get slow beyond 64 GiB a call. */
+static const size_t register_piece = (size_t)1 << 30;
 
 int cuda_error(cudaError_t error)
 {
@@ -65,6 +65,7 @@ static void device_close(struct device *device)
     for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
         ASSERT(!device->registered[i].base);
     cuda_arena_fini(&device->arena);
+    pthread_mutex_destroy(&device->registered_lock);
     free(device);
 }
 
@@ -97,6 +98,7 @@ static int device_open(const struct device_config *config, struct device **ret_d
     if (!device)
         return -ENOMEM;
     device->ordinal = config->ordinal;
+    pthread_mutex_init(&device->registered_lock, NULL);
     cuda_arena_init(&device->arena, config->memory_limit);
     int r = device_init(device);
     if (r < 0) {
@@ -145,7 +147,7 @@ static void device_reset_peaks(struct device *device)
     cuda_arena_reset_peaks(&device->arena);
 }
 
-/* ---- registered memory ---- */
+/* ---- registered and pinned memory ---- */
 
 static void unregister_pieces(uint8_t *base, size_t bytes)
 {
@@ -153,11 +155,15 @@ static void unregister_pieces(uint8_t *base, size_t bytes)
         cuda_error(cudaHostUnregister(base + at));
 }
 
-static int register_pieces(uint8_t *base, size_t bytes, unsigned flags)
+static int register_pieces(uint8_t *base, size_t bytes, unsigned flags, host_progress_fn *progress, void *arg)
 {
-    for (size_t at = 0; at < bytes; at += register_piece) {
-        size_t piece = bytes - at < register_piece ? bytes - at : register_piece;
+    for (size_t at = 0, piece; at < bytes; at += piece) {
+        piece = bytes - at < register_piece ? bytes - at : register_piece;
         int r = cuda_error(cudaHostRegister(base + at, piece, flags));
+        if (r == 0 && progress && !progress(at + piece, arg)) {
+            r = -ECANCELED;
+            cuda_error(cudaHostUnregister(base + at));
+        }
         if (r < 0) {
             unregister_pieces(base, at);
             return r;
@@ -166,34 +172,82 @@ static int register_pieces(uint8_t *base, size_t bytes, unsigned flags)
     return 0;
 }
 
-/* Blocks leave by DMA, so a mapping that may be written is registered for writing; one that may only be read has to be registered as such. */
-static int device_host_register(struct device *device, void *base, size_t bytes)
+/* The owner's copies look the registered ranges up. */
+static int registered_add(struct device *device, void *base, size_t bytes)
 {
-    int slot = 0;
-    if (!base || bytes == 0)
-        return -EINVAL;
+    int slot = 0, r = 0;
+    pthread_mutex_lock(&device->registered_lock);
     while (slot < CUDA_MAX_REGISTERED && device->registered[slot].base)
         slot++;
-    if (slot == CUDA_MAX_REGISTERED)
-        return -ENOMEM;
-    int r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (r == -ENOTSUP || r == -EINVAL)
-        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly);
+    if (slot < CUDA_MAX_REGISTERED) {
+        device->registered[slot].base = base;
+        device->registered[slot].bytes = bytes;
+    } else {
+        r = -ENOMEM;
+    }
+    pthread_mutex_unlock(&device->registered_lock);
+    return r;
+}
+
+/* 0: there is none at that base. */
+static size_t registered_take(struct device *device, const void *base)
+{
+    size_t bytes = 0;
+    pthread_mutex_lock(&device->registered_lock);
+    for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
+        if (device->registered[i].base == base) {
+            bytes = device->registered[i].bytes;
+            device->registered[i].base = NULL;
+        }
+    pthread_mutex_unlock(&device->registered_lock);
+    return bytes;
+}
+
+/* Blocks leave by DMA, so a mapping that may be written is registered for writing; one that may only be read has to be registered as such, and which error says so differs between
+ * drivers. */
+static int device_host_register(struct device *device, void *base, size_t bytes, host_progress_fn *progress, void *arg)
+{
+    if (!base || bytes == 0)
+        return -EINVAL;
+    int r = cuda_error(cudaSetDevice(device->ordinal)); /* of this thread */
+    if (r == 0)
+        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped, progress, arg);
+    if (r < 0 && r != -ENOMEM && r != -ECANCELED)
+        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly, progress, arg);
     if (r < 0)
         return r;
-    device->registered[slot].base = base;
-    device->registered[slot].bytes = bytes;
-    return 0;
+    r = registered_add(device, base, bytes);
+    if (r < 0)
+        unregister_pieces(base, bytes);
+    return r;
 }
 
 static void device_host_unregister(struct device *device, void *base)
 {
-    for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
-        if (device->registered[i].base == base) {
-            cuda_error(cudaDeviceSynchronize()); /* work that reads or writes it may have been submitted and not be done */
-            unregister_pieces(base, device->registered[i].bytes);
-            device->registered[i].base = NULL;
-        }
+    const size_t bytes = base ? registered_take(device, base) : 0;
+    if (!bytes)
+        return;
+    cuda_error(cudaDeviceSynchronize()); /* work that reads or writes it may have been submitted and not be done */
+    unregister_pieces(base, bytes);
+}
+
+static int device_host_alloc(struct device *device, size_t bytes, void **ret_memory)
+{
+    void *memory;
+    (void)device;
+    int r = cuda_error(cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault));
+    if (r == 0)
+        *ret_memory = memory;
+    return r;
+}
+
+static void device_host_free(struct device *device, void *memory)
+{
+    (void)device;
+    if (!memory)
+        return;
+    cuda_error(cudaDeviceSynchronize());
+    cudaFreeHost(memory);
 }
 
 /* ---- streams ---- */
@@ -213,16 +267,28 @@ static void stream_free(struct stream *s)
     free(s);
 }
 
-static int stream_create(struct device *device, struct stream **ret_stream)
+static int stream_open(struct device *device, int priority, struct stream **ret_stream)
 {
     struct stream *s = calloc(1, sizeof *s);
-    void *memory = NULL;
     if (!s)
         return -ENOMEM;
     s->device = device;
-    int r = cuda_error(cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking));
+    int r = cuda_error(cudaStreamCreateWithPriority(&s->cuda, cudaStreamNonBlocking, priority));
+    if (r < 0) {
+        free(s);
+        return r;
+    }
+    *ret_stream = s;
+    return 0;
+}
+
+static int stream_create(struct device *device, struct stream **ret_stream)
+{
+    struct stream *s;
+    void *memory = NULL;
+    int r = stream_open(device, 0, &s);
     if (r < 0)
-        goto fail;
+        return r;
     r = cuda_error(cudaHostAlloc(&memory, CUDA_ARGS_BYTES, cudaHostAllocDefault));
     if (r < 0)
         goto fail;
@@ -238,6 +304,12 @@ fail:
     return r;
 }
 
+static int copy_stream_create(struct device *device, struct stream **ret_stream)
+{
+    int least, greatest, r = cuda_error(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    return r < 0 ? r : stream_open(device, greatest, ret_stream);
+}
+
 int stream_wait_idle(struct stream *s)
 {
     return cuda_error(cudaStreamSynchronize(s->cuda));
@@ -251,6 +323,7 @@ static int stream_sync(struct stream *s)
 int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device)
 {
     size_t rounded = (bytes + 15) & ~(size_t)15;
+    ASSERT(s->args_host); /* no ops on a stream for copies */
     if (bytes > CUDA_ARGS_MAX_BYTES)
         return -ENOTSUP;
     if (rounded > CUDA_ARGS_BYTES - s->args_used) {
@@ -366,15 +439,33 @@ static int stream_wait(struct stream *stream, struct device_event *event)
     return cuda_error(cudaStreamWaitEvent(stream->cuda, event->cuda, 0));
 }
 
-/* What is left at this address of the piece that it was registered with. */
-static size_t registered_left(const struct device *device, const void *address)
+static int event_query(struct device_event *event)
 {
+    const cudaError_t error = cudaEventQuery(event->cuda);
+    if (error == cudaErrorNotReady) {
+        cudaGetLastError();
+        return 0;
+    }
+    return error == cudaSuccess ? 1 : cuda_error(error);
+}
+
+static int event_sync(struct device_event *event)
+{
+    return cuda_error(cudaEventSynchronize(event->cuda));
+}
+
+/* What is left at this address of the piece that it was registered with. */
+static size_t registered_left(struct device *device, const void *address)
+{
+    size_t left = SIZE_MAX;
+    pthread_mutex_lock(&device->registered_lock);
     for (int i = 0; i < CUDA_MAX_REGISTERED; i++) {
         const size_t at = (size_t)((uintptr_t)address - (uintptr_t)device->registered[i].base);
         if (device->registered[i].base && at < device->registered[i].bytes)
-            return register_piece - at % register_piece;
+            left = register_piece - at % register_piece;
     }
-    return SIZE_MAX;
+    pthread_mutex_unlock(&device->registered_lock);
+    return left;
 }
 
 /* A copy must not cross from one registered piece into the next. */
@@ -402,7 +493,10 @@ const struct device_ops *cuda_device_ops(void)
         .reset_peaks = device_reset_peaks,
         .host_register = device_host_register,
         .host_unregister = device_host_unregister,
+        .host_alloc = device_host_alloc,
+        .host_free = device_host_free,
         .stream_create = stream_create,
+        .copy_stream_create = copy_stream_create,
         .stream_free = stream_free,
         .stream_scratch = stream_scratch,
         .stream_sync = stream_sync,
@@ -410,6 +504,8 @@ const struct device_ops *cuda_device_ops(void)
         .event_free = event_free,
         .event_record = event_record,
         .stream_wait = stream_wait,
+        .event_query = event_query,
+        .event_sync = event_sync,
         .copy = stream_copy,
     };
     return &ops;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #ifdef __cplusplus
 extern "C" { /* the project's headers are C */
 #endif
@@ -25,6 +26,7 @@ struct device {
     void *fixed_scratch, *blas_workspace;
     struct stream *fixed_owner;  /* who used fixed_scratch last; NULL: nobody that is still there */
     cudaEvent_t fixed_event;
+    pthread_mutex_t registered_lock; /* of the next: another thread registers */
     struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
 };
 

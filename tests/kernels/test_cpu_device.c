@@ -111,8 +111,33 @@ Test(cpu_device, test_streams_and_events_do_their_work_at_once)
     cr_assert_eq(ops->stream_wait(stream, event), 0);
     cr_assert_eq(memcmp(to, from, sizeof to), 0);
     cr_assert_eq(ops->stream_sync(stream), 0);
+    cr_assert_eq(ops->event_query(event), 1);
+    cr_assert_eq(ops->event_sync(event), 0);
     ops->event_free(event);
     ops->stream_free(stream);
+    ops->close(device);
+}
+
+static bool stop_at_once(size_t done_bytes, void *arg)
+{
+    *(size_t *)arg = done_bytes;
+    return false;
+}
+
+Test(cpu_device, test_host_memory_is_plain_memory)
+{
+    const struct device_ops *ops = cpu_device_ops();
+    struct device *device = open_device(0);
+    size_t done = 0;
+    void *memory;
+    cr_assert_eq(ops->host_alloc(device, 1000, &memory), 0);
+    memset(memory, 1, 1000);
+    cr_assert_eq(ops->host_register(device, memory, 1000, stop_at_once, &done), -ECANCELED);
+    cr_assert_eq(done, 1000);
+    cr_assert_eq(ops->host_register(device, memory, 1000, NULL, NULL), 0);
+    ops->host_unregister(device, memory);
+    ops->host_free(device, memory);
+    ops->host_free(device, NULL);
     ops->close(device);
 }
 

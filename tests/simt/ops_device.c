@@ -88,7 +88,7 @@ static void kernels_read_registered_memory(struct ops_test *t)
         indices[i] = ROWS - 1 - i;
     int32_t *dindices = ops_test_upload(t, indices, sizeof indices);
     uint16_t *k = ops_test_room(t, BYTES / 2), *v = ops_test_room(t, BYTES / 2);
-    ops_test_true(t, "register", ops->host_register(t->gpu_device, pool, BYTES) == 0);
+    ops_test_true(t, "register", ops->host_register(t->gpu_device, pool, BYTES, NULL, NULL) == 0);
     ops_test_true(t, "gather", t->gpu_ops->gather_rows(t->gpu, pool, pool + ROWS * D, dindices, ROWS, D, k, v) == 0);
     uint16_t *hk = ops_test_download(t, k, BYTES / 2), *hv = ops_test_download(t, v, BYTES / 2);
     for (int i = 0; i < ROWS; i++) {
@@ -96,10 +96,73 @@ static void kernels_read_registered_memory(struct ops_test *t)
         ops_test_same(t, "value row", rows + (ROWS + indices[i]) * D, hv + i * D, D * 2);
     }
     ops->host_unregister(t->gpu_device, pool);
-    ops_test_true(t, "register again", ops->host_register(t->gpu_device, pool, BYTES) == 0);
+    ops_test_true(t, "register again", ops->host_register(t->gpu_device, pool, BYTES, NULL, NULL) == 0);
     ops->host_unregister(t->gpu_device, pool);
     munmap(pool, BYTES);
     free(rows), free(hk), free(hv);
+}
+
+/* In pinned host memory and back, in pieces, on a stream for copies alone: what the host reads after the event's wait is what was written. */
+static void copies_go_through_host_memory(struct ops_test *t)
+{
+    enum { N = 3000 };
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct device_memory_stats before, now;
+    struct stream *copies;
+    struct device_event *never, *out;
+    void *host;
+    float *x = ops_test_floats(t, N, 1), *from = ops_test_upload(t, x, N * sizeof(float)), *to = ops_test_room(t, N * sizeof(float));
+    ops->memory_stats(t->gpu_device, &before);
+    ops_test_true(t, "stream", ops->copy_stream_create(t->gpu_device, &copies) == 0);
+    ops_test_true(t, "events", ops->event_create(t->gpu_device, &never) == 0 && ops->event_create(t->gpu_device, &out) == 0);
+    ops_test_true(t, "host memory", ops->host_alloc(t->gpu_device, N * sizeof(float), &host) == 0);
+    ops->memory_stats(t->gpu_device, &now);
+    ops_test_true(t, "it takes nothing of the device", now.total_now == before.total_now);
+    ops_test_true(t, "an event that was never recorded", ops->event_query(never) == 1 && ops->event_sync(never) == 0);
+    for (int i = 0; i < 3; i++)
+        ops->copy(copies, (float *)host + i * N / 3, from + i * N / 3, N / 3 * sizeof(float));
+    ops->event_record(out, copies);
+    ops_test_true(t, "not an error", ops->event_query(out) >= 0);
+    ops_test_true(t, "event_sync", ops->event_sync(out) == 0 && ops->event_query(out) == 1);
+    ops_test_same(t, "device to host", x, host, N * sizeof(float));
+    ops->copy(copies, to, host, N * sizeof(float));
+    ops->host_free(t->gpu_device, host); /* waits */
+    float *back = ops_test_download(t, to, N * sizeof(float));
+    ops_test_same(t, "host to device", x, back, N * sizeof(float));
+    ops->event_free(out), ops->event_free(never);
+    ops->stream_free(copies);
+    free(x), free(back);
+}
+
+struct progress {
+    size_t last, stop_at;
+    int n;
+};
+
+static bool on_progress(size_t done_bytes, void *arg)
+{
+    struct progress *p = arg;
+    p->n++;
+    p->last = done_bytes;
+    return done_bytes < p->stop_at;
+}
+
+/* The address space is reserved and not touched: where pages have to be pinned it is too much to ask, and then nothing is checked. */
+static void registration_is_told_and_may_be_ended(struct ops_test *t)
+{
+    const size_t piece = (size_t)1 << 30, bytes = 2 * piece + 4096;
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct progress p = {.stop_at = 2 * piece};
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ops_test_true(t, "mmap", memory != MAP_FAILED);
+    if (ops->host_register(t->gpu_device, memory, bytes, on_progress, &p) != -ENOMEM) {
+        ops_test_true(t, "ended by the second piece", p.n == 2 && p.last == 2 * piece);
+        ops->host_unregister(t->gpu_device, memory);
+        p = (struct progress){.stop_at = SIZE_MAX};
+        ops_test_true(t, "nothing was left registered", ops->host_register(t->gpu_device, memory, bytes, on_progress, &p) == 0 && p.n == 3 && p.last == bytes);
+        ops->host_unregister(t->gpu_device, memory);
+    }
+    munmap(memory, bytes);
 }
 
 void test_ops_device(struct ops_test *t)
@@ -108,4 +171,6 @@ void test_ops_device(struct ops_test *t)
     a_limit_holds(t);
     events_order_streams(t);
     kernels_read_registered_memory(t);
+    copies_go_through_host_memory(t);
+    registration_is_told_and_may_be_ended(t);
 }

@@ -213,6 +213,19 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned)
     return cudaSuccess;
 }
 
+/* Priorities say what is likely; what happens is drawn all the same. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(ret_stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
 /* What was submitted still runs, as on the device. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {

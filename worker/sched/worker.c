@@ -89,7 +89,7 @@ static int pool_mapped(void *base, uint64_t bytes, void *arg)
 {
     struct worker *w = arg;
     uint64_t started_us = clock_now_us();
-    int rc = w->dev->host_register(w->device, base, bytes);
+    int rc = w->dev->host_register(w->device, base, bytes, NULL, NULL);
 
     if (rc < 0)
         LOG_ERROR("pool_not_registered", LOG_STR("device", w->dev->name), LOG_INT("pool_bytes", bytes), LOG_STR("error", strerror(-rc)),
