@@ -61,6 +61,17 @@ void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *r
         seq->n_restorable = (first + found) * BLOCK_TOKENS;
 }
 
+void answer_blocks_trim(struct sequence *seq, int n_restorable)
+{
+    const int first = n_restorable ? n_restorable / BLOCK_TOKENS : seq->plan.n_prompt_blocks;
+    for (int b = first; b < seq->n_restorable / BLOCK_TOKENS; b++) {
+        kv_client_release(seq->engine->store, &seq->leases[b], 1);
+        seq->blocks[b].place = BLOCK_ABSENT;
+        seq->blocks[b].data = NULL;
+    }
+    seq->n_restorable = n_restorable;
+}
+
 /* The store drops a block only when it has no children left, so the leases go in reverse. */
 static void discard_leases(struct sequence *seq, int first)
 {

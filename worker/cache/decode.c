@@ -115,30 +115,64 @@ static int write_logits(struct engine *e, struct sequence **sequences, int n)
     return r;
 }
 
-int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n)
+/* Ranks count tokens alike, so they know alike when there is something to agree on. */
+static bool completes_block(struct sequence *const *sequences, int n)
 {
-    int r = check_batch(e, sequences, tokens, n);
+    for (int i = 0; i < n; i++)
+        if ((sequences[i]->n_tokens + 1) % BLOCK_TOKENS == 0)
+            return true;
+    return false;
+}
+
+static int prepare(struct engine *e, struct sequence **sequences, int n, bool completes)
+{
+    int r = 0;
     for (int i = 0; r >= 0 && i < n; i++)
         r = answer_block_prepare(sequences[i]);
+    return completes ? engine_agree_result(e, r, NULL) : r;
+}
+
+/* The tokens belong to their sequences. results[i]: what became of the block that it may have completed. */
+static int append(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n, bool completes, int32_t *results)
+{
+    for (int i = 0; i < n; i++) {
+        sequences[i]->tokens[sequences[i]->n_tokens++] = tokens[i];
+        results[i] = answer_block_complete(sequences[i]);
+    }
+    return completes ? engine_agree(e, results, n) : 0;
+}
+
+static int end_step(struct sequence *seq, int result)
+{
+    if (result == -ERANGE) { /* its own values, nobody else's concern */
+        seq->phase = SEQUENCE_FAILED;
+        return 0;
+    }
+    const int r = result < 0 ? result : fast_tier_leave(seq);
+    if (r >= 0)
+        block_move_retry(seq);
+    return r;
+}
+
+int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n)
+{
+    int32_t *const results = e->positions; /* which the layers no longer need by then */
+    int r = check_batch(e, sequences, tokens, n);
     if (r < 0)
         return r;
-    r = run_layers(e, sequences, tokens, n);
+    const bool completes = completes_block(sequences, n);
+    r = prepare(e, sequences, n, completes);
+    if (r == -ENOMEM)
+        return r;
+    if (r >= 0)
+        r = run_layers(e, sequences, tokens, n);
     if (r >= 0)
         r = write_logits(e, sequences, n);
-    for (int i = 0; r >= 0 && i < n; i++) {
-        sequences[i]->tokens[sequences[i]->n_tokens++] = tokens[i];
-        r = answer_block_complete(sequences[i]);
-        if (r == -ERANGE) { /* its own values, nobody else's concern */
-            sequences[i]->phase = SEQUENCE_FAILED;
-            r = 0;
-            continue;
-        }
-        if (r >= 0)
-            r = fast_tier_leave(sequences[i]);
-        if (r >= 0)
-            block_move_retry(sequences[i]);
-    }
+    if (r >= 0)
+        r = append(e, sequences, tokens, n, completes, results);
+    for (int i = 0; r >= 0 && i < n; i++)
+        r = end_step(sequences[i], results[i]);
     for (int i = 0; r < 0 && i < n; i++)
         sequences[i]->phase = SEQUENCE_FAILED;
-    return r;
+    return engine_lone_error(e, r);
 }

@@ -25,6 +25,15 @@ enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major 
 
 #define PAGE_CACHE_AUTO SIZE_MAX
 
+/* The other ranks of a tensor-parallel group. Every rank has an engine of the same configuration and makes the same calls in the same order (worker/group sees to that). What they may find
+ * differently they agree on inside the call: how much of a prompt or an answer the pool has (each rank has blocks of its own), whether there is memory, and whether a rank's own heads made
+ * numbers that no block holds. So every call has the same result on all ranks. */
+struct engine_peers {
+    /* Replaces values[i] by the least of all ranks, n <= max_batch or 4. Blocks. Negative: the group has broken. */
+    int (*least)(void *arg, int32_t *values, int n);
+    void *arg;
+};
+
 struct engine_config {
     enum kv_format format;
     const struct selector_ops *selector;
@@ -44,6 +53,7 @@ struct engine_config {
                                  * memory_limit. It changes what is counted as traffic, never what is attended. */
     size_t memory_limit;        /* device bytes beyond the weights for admission; 0: no limit */
     uint64_t store_deadline_us; /* for lookups and reservations before prefill */
+    const struct engine_peers *peers; /* borrowed; NULL: this engine is alone */
 };
 
 struct sequence_request {
@@ -57,6 +67,7 @@ struct sequence_request {
     size_t n_salt;
     bool no_cache;              /* neither look up nor put */
     bool prompt_logprobs;       /* implies no prefix lookup */
+    uint32_t tag;               /* the caller's own number for it: sequence_tag */
 };
 
 struct sequence_stats {
@@ -102,7 +113,7 @@ void sequence_free(struct sequence *sequence);
  * reuse_generated they get a prompt's keys first, in the background. */
 void sequence_retire_answer(struct sequence *sequence);
 /* One unit of prefill: one chunk of one layer, some cached blocks of a layer, or a layer's selection. 1: more to do; 0: done, sequence_logits is valid; negative: failed, free it.
- * -ERANGE: its keys or values are not finite, or too large for the format's codes. */
+ * -ERANGE: its keys or values are not finite, or too large for the format's codes. With peers any other error is the end of the group (-EIO). */
 int sequence_prefill_step(struct sequence *sequence);
 /* Logits [vocab] for the token after the last one, valid until the next step of this sequence. NULL when a step found keys or values (as -ERANGE above) in it: it alone has failed then, and
  * can only be freed. */
@@ -110,11 +121,12 @@ const float *sequence_logits(const struct sequence *sequence);
 /* Log-probabilities of prompt[i+1] given prompt[..i], [n_prompt - 1], when asked for; else NULL. */
 const float *sequence_prompt_logprobs(const struct sequence *sequence);
 /* Appends tokens[i] to sequences[i], distinct, n <= max_batch, and computes the next logits of each. -EINVAL (not prefilled, full, a token that is none) and -ENOMEM
- * leave the sequences as they were; after any other error they can only be freed. */
+ * leave the sequences as they were; after any other error (with peers: -EIO, the end of the group) they can only be freed. */
 int engine_decode(struct engine *engine, struct sequence **sequences, const int32_t *tokens, int n);
 /* Zeros when there is no page cache. */
 void engine_page_cache_stats(const struct engine *engine, struct page_cache_stats *ret);
 void sequence_stats(const struct sequence *sequence, struct sequence_stats *ret);
 const int32_t *sequence_tokens(const struct sequence *sequence, int *ret_n);
+uint32_t sequence_tag(const struct sequence *sequence);
 /* 32 bytes: root of the block keys of this engine. */
 void engine_fingerprint(const struct engine *engine, uint8_t ret_fingerprint[32]);

@@ -6,6 +6,7 @@
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include "worker/model/model.h"
+#include <errno.h>
 
 /* ---- plan: what follows from n_prompt, max_new and the configuration alone (sequence_plan.c) ---- */
 struct sequence_plan {
@@ -117,6 +118,17 @@ static inline int engine_recent_first(const struct engine *engine, int n_prompt,
  * dev, ops, device and stream; nothing is allocated, and there need not be weights. -EINVAL. */
 int engine_plan(const struct engine_config *config, struct model *model, struct engine *engine, struct error *err);
 
+/* ---- agreement of ranks (engine_peers.c) ---- */
+/* values[i] becomes the least of all ranks; nothing happens in an engine alone. */
+int engine_agree(const struct engine *engine, int32_t *values, int n);
+/* The least of all ranks' results. err keeps its text where it is this rank's own. */
+int engine_agree_result(const struct engine *engine, int result, struct error *err);
+/* An error in the middle of work that other ranks go on with: they wait for this one, so it is the whole group's end. */
+static inline int engine_lone_error(const struct engine *engine, int result)
+{
+    return result < 0 && engine->config.peers ? -EIO : result;
+}
+
 /* ---- page cache and traffic (page_traffic.c) ---- */
 /* The page cache by config, fixed_bytes and committed_bytes, or none. -ENOMEM. */
 int page_traffic_open(struct engine *engine);
@@ -158,8 +170,10 @@ struct sequence_block {
     bool keep;               /* never moved: the pool has something else under its key */
 };
 
-/* Keys, lookup, reservation; then private extents for what the pool did not take. Sets n_cached. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
-int sequence_blocks_init(struct sequence *seq, const struct sequence_request *request, struct error *err);
+/* Keys, lookup, reservation. Sets n_cached and n_restorable. */
+void sequence_blocks_find(struct sequence *seq, const struct sequence_request *request);
+/* Private extents for what the pool did not take. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
+int sequence_blocks_admit(struct sequence *seq, struct error *err);
 void sequence_blocks_fini(struct sequence *seq);
 /* Block `block` of the prompt is complete in `layer`: codes it, or takes what the pool already has. k, v: head h, token t at + h * head_stride + t * head_dim.
  * -ERANGE when K or V hold what the block cannot (block_encode). */
@@ -192,6 +206,8 @@ int answer_block_prepare(struct sequence *seq);
 int answer_block_complete(struct sequence *seq);
 /* Leases the blocks of the answer so far that the pool has. */
 void answer_blocks_lookup(struct sequence *seq, const struct sequence_request *request, uint64_t end_us);
+/* Gives those behind n_restorable (0: all) back, because another rank does not have them. */
+void answer_blocks_trim(struct sequence *seq, int n_restorable);
 /* The prompt is done: goes on behind the blocks that were found, as if their tokens had been decoded here. */
 int answer_blocks_restore(struct sequence *seq);
 
@@ -223,6 +239,8 @@ struct sequence {
     struct sequence_plan plan;
     bool shared;            /* uses the pool */
     bool in_step;           /* marks repeats while a batch is checked */
+    bool out_of_range;      /* with peers: a block could not hold this rank's keys or values, and the others have not heard of it yet */
+    uint32_t tag;
     int32_t *tokens;        /* [n_total] */
     int n_tokens;           /* positions with K and V */
     int n_cached;           /* prompt tokens that came from the pool, a multiple of BLOCK_TOKENS */
@@ -253,6 +271,15 @@ struct sequence {
 };
 
 void sequence_commit_bytes(struct sequence *seq, size_t bytes);
+/* A block of the prompt cannot hold the keys or values. A rank sees those of its own heads alone, and the others wait for it in this very layer: it goes on, and the prefill ends for all at the end
+ * of the layer. */
+static inline int sequence_out_of_range(struct sequence *seq)
+{
+    if (!seq->engine->config.peers)
+        return -ERANGE;
+    seq->out_of_range = true;
+    return 0;
+}
 void sequence_prefill_memory_free(struct sequence *seq);
 
 static inline struct page_list *sequence_list(const struct sequence *seq, int layer, int kv_head)

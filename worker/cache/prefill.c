@@ -87,12 +87,25 @@ static int finish(struct sequence *seq)
     return r;
 }
 
+/* A rank whose heads made numbers that no block holds has gone on so far (sequence_out_of_range). Before a layer is closed the others hear of it. */
+static int agree_on_range(struct sequence *seq, struct unit unit)
+{
+    int32_t result = seq->out_of_range ? -ERANGE : 0;
+    if (unit.kind != UNIT_SELECT || !seq->engine->config.peers)
+        return 0;
+    const int r = engine_agree(seq->engine, &result, 1);
+    return r < 0 ? r : result;
+}
+
 int sequence_prefill_step(struct sequence *seq)
 {
     struct prefill *f = &seq->prefill;
     if (seq->phase != SEQUENCE_PREFILL)
         return seq->phase == SEQUENCE_DECODE ? 0 : -EINVAL;
-    const int r = run_unit(seq, unit_at(seq, f->unit));
+    const struct unit unit = unit_at(seq, f->unit);
+    int r = agree_on_range(seq, unit);
+    if (r >= 0)
+        r = engine_lone_error(seq->engine, run_unit(seq, unit));
     if (r < 0) {
         seq->phase = SEQUENCE_FAILED;
         return r;
@@ -100,5 +113,5 @@ int sequence_prefill_step(struct sequence *seq)
     f->unit++;
     if (f->unit < f->n_units)
         return 1;
-    return finish(seq);
+    return engine_lone_error(seq->engine, finish(seq));
 }

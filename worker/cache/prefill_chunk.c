@@ -92,7 +92,7 @@ static int complete_block(struct sequence *seq, int layer, int block)
 {
     const int64_t offset = (int64_t)block * BLOCK_TOKENS * seq->engine->model->config.head_dim;
     int r = sequence_block_complete(seq, layer, block, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
-    if (r >= 0 && layer == seq->engine->model->config.n_layers - 1)
+    if (r >= 0 && !seq->out_of_range && layer == seq->engine->model->config.n_layers - 1)
         r = sequence_block_seal(seq, block);
     return r;
 }

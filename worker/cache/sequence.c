@@ -130,41 +130,75 @@ static int alloc_device_memory(struct sequence *seq)
     return r;
 }
 
-int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err)
+/* What a rank does without the others. A sequence that has begun is in *seq after an error, too. */
+static int begin(struct engine *engine, const struct sequence_request *request, struct sequence **seq, struct error *err)
 {
     int r = check_request(engine, request, err);
     if (r < 0)
         return r;
-    struct sequence *seq = calloc(1, sizeof(*seq));
-    if (!seq)
+    struct sequence *s = *seq = calloc(1, sizeof(*s));
+    if (!s)
         return error_set(err, -ENOMEM, "no memory for a sequence");
-    seq->engine = engine;
+    s->engine = engine;
+    s->tag = request->tag;
     engine->n_sequences++;
-    sequence_plan_init(engine, request->n_prompt, request->max_new, &seq->plan);
-    seq->recent_first = seq->plan.recent_first;
-    seq->shared = engine->store && !request->no_cache;
-    r = alloc_host(seq, request->prompt_logprobs);
-    if (r < 0) {
-        error_set(err, r, "no host memory for a sequence of %d tokens", seq->plan.n_total);
-        goto fail;
-    }
-    memcpy(seq->tokens, request->prompt, (size_t)request->n_prompt * sizeof(*seq->tokens));
-    if (request->n_answer)
-        memcpy(seq->tokens + request->n_prompt, request->answer, (size_t)request->n_answer * sizeof(*seq->tokens));
-    r = sequence_blocks_init(seq, request, err);
+    sequence_plan_init(engine, request->n_prompt, request->max_new, &s->plan);
+    s->recent_first = s->plan.recent_first;
+    s->shared = engine->store && !request->no_cache;
+    r = alloc_host(s, request->prompt_logprobs);
     if (r < 0)
-        goto fail;
+        return error_set(err, r, "no host memory for a sequence of %d tokens", s->plan.n_total);
+    memcpy(s->tokens, request->prompt, (size_t)request->n_prompt * sizeof(*s->tokens));
+    if (request->n_answer)
+        memcpy(s->tokens + request->n_prompt, request->answer, (size_t)request->n_answer * sizeof(*s->tokens));
+    sequence_blocks_find(s, request);
+    return 0;
+}
+
+/* What the pool has of a sequence is what it has for every rank. A block that it has for this one alone is taken when the prompt gets there, like any that another run has made. */
+static int agree_on_found(const struct engine *engine, struct sequence *seq, int result, struct error *err)
+{
+    int32_t found[] = {result, seq ? seq->n_cached : 0, seq ? seq->n_restorable : 0};
+    if (!engine->config.peers)
+        return result;
+    int r = engine_agree(engine, found, ARRAY_LEN(found));
+    if (r < 0)
+        return error_set(err, r, "the group of ranks has broken");
+    if (found[0] < 0)
+        return result == found[0] ? result : error_set(err, found[0], "another rank cannot take the sequence: %s", strerror(-found[0]));
+    seq->n_cached = found[1];
+    answer_blocks_trim(seq, found[2]);
+    return 0;
+}
+
+static int take_memory(struct sequence *seq, struct error *err)
+{
+    int r = sequence_blocks_admit(seq, err);
+    if (r < 0)
+        return r;
     prefill_init(seq);
     r = alloc_device_memory(seq);
+    return r < 0 ? error_set(err, r, "no device memory for a sequence of %d tokens", seq->plan.n_total) : 0;
+}
+
+int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err)
+{
+    struct sequence *seq = NULL;
+    int r = begin(engine, request, &seq, err);
+    r = agree_on_found(engine, seq, r, err);
+    if (r >= 0)
+        r = engine_agree_result(engine, take_memory(seq, err), err);
     if (r < 0) {
-        error_set(err, r, "no device memory for a sequence of %d tokens", seq->plan.n_total);
-        goto fail;
+        sequence_free(seq);
+        return r;
     }
     *ret_sequence = seq;
     return 0;
-fail:
-    sequence_free(seq);
-    return r;
+}
+
+uint32_t sequence_tag(const struct sequence *seq)
+{
+    return seq->tag;
 }
 
 void sequence_commit_bytes(struct sequence *seq, size_t bytes)

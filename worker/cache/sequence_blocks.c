@@ -155,7 +155,7 @@ static size_t private_bytes(const struct sequence *seq, int n)
 }
 
 /* The store has answered: what it did not take has to fit here. Blocks made while decoding are promised now and allocated when they are made. */
-static int admit_private(struct sequence *seq, struct error *err)
+int sequence_blocks_admit(struct sequence *seq, struct error *err)
 {
     const size_t bytes = sequence_plan_peak_bytes(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, private_bytes(seq, seq->plan.n_prompt_blocks),
                                                   private_bytes(seq, seq->plan.n_blocks));
@@ -175,16 +175,15 @@ static int admit_private(struct sequence *seq, struct error *err)
     return 0;
 }
 
-int sequence_blocks_init(struct sequence *seq, const struct sequence_request *request, struct error *err)
+void sequence_blocks_find(struct sequence *seq, const struct sequence_request *request)
 {
-    if (seq->shared) {
-        const uint64_t end_us = clock_now_us() + seq->engine->config.store_deadline_us;
-        make_prompt_keys(seq, request);
-        lookup_prefix(seq, request, end_us);
-        reserve_rest(seq, end_us);
-        answer_blocks_lookup(seq, request, end_us);
-    }
-    return admit_private(seq, err);
+    if (!seq->shared)
+        return;
+    const uint64_t end_us = clock_now_us() + seq->engine->config.store_deadline_us;
+    make_prompt_keys(seq, request);
+    lookup_prefix(seq, request, end_us);
+    reserve_rest(seq, end_us);
+    answer_blocks_lookup(seq, request, end_us);
 }
 
 /* A sequence may end in the middle of its prompt, with slices on their way to blocks that are about to be somebody else's. */
@@ -246,7 +245,7 @@ int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *
         p.slice = engine->staging;
     const int r = m->ops->block_encode(m->stream, &p, engine->attended);
     if (r != 0)
-        return r > 0 ? -ERANGE : r;
+        return r > 0 ? sequence_out_of_range(seq) : r;
     return staged ? m->dev->copy(m->stream, slice, engine->staging, engine->layout.slice_bytes[block == 0]) : 0;
 }
 
