@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Builds the CUDA plugin, the ops' test and tidepool-gpubench where there is nothing but a C compiler, libc and the CUDA Toolkit: neither CMake nor ZeroMQ, protobuf-c, libsodium, xxHash or
+# Criterion. Lists of files and their options come from the CMake files.
+#
+#   tests/bench/gpu/build.sh [OUT]            OUT: build-gpu
+#   ARCHS="80 90" tests/bench/gpu/build.sh    compute capabilities; default 90
+#   CUDA=off tests/bench/gpu/build.sh         without the plugin: the CPU backend alone
+#   LIST=on tests/bench/gpu/build.sh          only name the C files, with the options of each
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+out=${1:-build-gpu} archs=${ARCHS:-90} cc=${CC:-cc} cuda=${CUDA:-on} jobs=$(nproc)
+
+# Names in a `set(<variable>` or `function(<target>` list of a CMake file, up to its closing parenthesis.
+cmake_list() { # FILE FIRST_LINE
+    sed -n "/^$2/,/)/p" "$1" | grep -oE '[A-Za-z0-9_/.]+\.(c|cu)\b' | sed "s|^|$(dirname "$1")/|"
+}
+
+version=$(sed -n 's/^project(tidepool VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+common="-std=gnu17 -DTIDEPOOL_VERSION=\"$version\" -O3 -g -D_GNU_SOURCE -I. -Itests/bench/gpu/standin -fno-common -fno-strict-aliasing -ffp-contract=off -fPIC"
+declare -A isa=(
+    [plain]="-DCPU_ISA_BUILD=0 -O2"
+    [avx2]="-DCPU_ISA_BUILD=1 -mavx2 -mfma -mf16c"
+    [avx512]="-DCPU_ISA_BUILD=2 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
+)
+ops=$(cmake_list kernels/CMakeLists.txt 'set(KERNELS_OPS')
+kernels="$(cmake_list kernels/CMakeLists.txt 'add_library(kernels STATIC') kernels/backend.c"
+base="$(printf 'proto/base/%s.c\n' buf clock error json_write log options options_file options_help options_value) proto/block_key.c proto/block_layout.c proto/option_choices.c
+    tests/bench/gpu/standin/blake2b.c"
+ops_test="$(sed -n '/^set(OPS_TEST_SOURCES/p' tests/simt/CMakeLists.txt | grep -oE '[A-Za-z0-9_/.]+\.c\b' | sed 's|^\.\./|tests/|; t; s|^|tests/simt/|')"
+engine="$(cmake_list formats/CMakeLists.txt 'add_library(formats STATIC') $(cmake_list worker/model/CMakeLists.txt 'add_library(worker_model_config') $(cmake_list worker/model/CMakeLists.txt 'add_library(worker_model STATIC')
+    $(cmake_list worker/cache/CMakeLists.txt 'add_library(worker_cache') $(cmake_list kvstore/CMakeLists.txt 'add_library(kvstore_pool')"
+bench=$(cmake_list tests/bench/CMakeLists.txt 'add_executable(tidepool-gpubench')
+
+commands=$(mktemp)
+trap 'rm -f "$commands"' EXIT
+objects= # of the last `compile`
+compile() { # OPTIONS SUFFIX FILE...
+    local options=$1 suffix=$2 file object
+    shift 2
+    objects=
+    for file in "$@"; do
+        object="$out/$(echo "$file" | tr / _)$suffix.o"
+        objects+=" $object"
+        echo "$cc $options -c $file -o $object" >>"$commands"
+    done
+}
+mkdir -p "$out/bin"
+cpu_objects=
+for set in plain avx2 avx512; do
+    compile "$common ${isa[$set]}" ".$set" $ops
+    cpu_objects+=$objects
+done
+compile "$common" "" $kernels $base
+cpu_objects+=$objects
+compile "$common" "" $engine $bench
+bench_objects=$objects
+compile "$common" "" $ops_test
+test_objects=$objects
+if [ "${LIST:-off}" = on ]; then
+    cat "$commands"
+    exit
+fi
+cuda_objects= links=
+if [ "$cuda" = on ]; then
+    nvcc=${NVCC:-nvcc}
+    toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v "$nvcc")")")")
+    codes=$(for arch in $archs; do printf ' -gencode arch=compute_%s,code=sm_%s' "$arch" "$arch"; done)
+    compile "$common -I$toolkit/include" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_C$')
+    cuda_objects=$objects
+    cc="$nvcc"
+    compile "-std=c++17 -O3 --fmad=false $codes -I. -Xcompiler -fPIC,-fno-strict-aliasing" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_CU$')
+    cuda_objects+=$objects
+fi
+# The slowest first.
+{ grep '\.cu ' "$commands" || true; grep -v '\.cu ' "$commands"; } | xargs -P "$jobs" -d '\n' -n 1 bash -c '$0 || { echo "failed: $0" >&2; exit 255; }'
+if [ "$cuda" = on ]; then
+    "$nvcc" -shared -Xlinker --version-script=kernels/cuda/plugin.map -o "$out/bin/libtidepool_cuda.so" $cuda_objects -lcublas -ldl
+    "$nvcc" -o "$out/bin/ops_test" $test_objects $cuda_objects $cpu_objects -lcublas -lm -ldl -lpthread
+fi
+${CC:-cc} -o "$out/bin/tidepool-gpubench" $bench_objects $cpu_objects -lm -ldl -lpthread
+ls -1 "$out"/bin
