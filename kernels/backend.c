@@ -12,10 +12,11 @@ const struct kernel_backend *cpu_backend(void)
     static struct kernel_backend backend;
     backend = (struct kernel_backend){
         .abi = KERNEL_BACKEND_ABI,
-        .table_bytes = sizeof(struct device_ops) + sizeof(struct kernel_ops),
+        .table_bytes = KERNEL_BACKEND_TABLE_BYTES,
         .name = "cpu",
         .device = cpu_device_ops(),
         .ops = cpu_kernel_ops(),
+        .collective = shm_collective_ops(),
         .missing = "",
     };
     return &backend;
@@ -32,9 +33,10 @@ static bool has_empty_slot(const void *table, size_t bytes)
 
 int backend_check(const struct kernel_backend *backend, struct error *err)
 {
-    if (backend->abi != KERNEL_BACKEND_ABI || backend->table_bytes != sizeof(struct device_ops) + sizeof(struct kernel_ops))
+    if (backend->abi != KERNEL_BACKEND_ABI || backend->table_bytes != KERNEL_BACKEND_TABLE_BYTES)
         return error_set(err, -ENOTSUP, "the %s plugin was built from other headers", backend->name);
-    if (has_empty_slot(backend->device, sizeof *backend->device) || has_empty_slot(backend->ops, sizeof *backend->ops))
+    if (has_empty_slot(backend->device, sizeof *backend->device) || has_empty_slot(backend->ops, sizeof *backend->ops) ||
+        has_empty_slot(backend->collective, sizeof *backend->collective))
         return error_set(err, -ENOTSUP, "the %s plugin has an empty slot", backend->name);
     if (*backend->missing)
         return error_set(err, -ENOTSUP, "the %s plugin is incomplete: it lacks %s", backend->name, backend->missing);

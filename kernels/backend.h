@@ -1,17 +1,22 @@
 /* A backend: a device table and an op table that belong together. The CPU's is always there; CUDA's is a plugin, libtidepool_cuda.so, loaded when it is asked for.
  * Startup only, one thread. */
 #pragma once
+#include "kernels/collective.h"
 #include "kernels/kernels.h"
 #include "proto/base/error.h"
 
-enum { KERNEL_BACKEND_ABI = 1 };
+enum {
+    KERNEL_BACKEND_ABI = 2,
+    KERNEL_BACKEND_TABLE_BYTES = sizeof(struct device_ops) + sizeof(struct kernel_ops) + sizeof(struct collective_ops),
+};
 
 struct kernel_backend {
     uint32_t abi;          /* KERNEL_BACKEND_ABI of the headers that it was built with */
-    uint32_t table_bytes;  /* sizeof(struct device_ops) + sizeof(struct kernel_ops) there */
+    uint32_t table_bytes;  /* KERNEL_BACKEND_TABLE_BYTES there */
     const char *name;      /* "cpu", "cuda" */
     const struct device_ops *device;
     const struct kernel_ops *ops;
+    const struct collective_ops *collective; /* for ranks of a group that all use this backend */
     const char *missing;   /* what it cannot do yet, comma-separated: those ops return -ENOTSUP; "" when complete */
 };
 

@@ -6,7 +6,7 @@
  *
  * Sums are fp32 and have the same bits on every rank; over shared memory ((rank 0 + rank 1) + rank 2) + ... besides, whatever the sizes.
  *
- * Failure: a rank that died, hangs or left shows as -ECONNRESET or -ETIMEDOUT, from the call itself or, where work is asynchronous, from stream_sync on its stream; at the latest
+ * Failure: a rank that died, hangs or left shows as -ECONNRESET or -ETIMEDOUT (over shared memory one that makes other calls as -EPROTO), from the call itself or, where work is asynchronous, from stream_sync on its stream; at the latest
  * deadline_us after the wait began. From then on the communicator is broken: every call returns that error at once, data is undefined, and the group can only be closed and built anew. A rank that
  * fails for reasons of its own calls `abort`, so that nobody has to wait for the deadline. */
 #pragma once
@@ -47,7 +47,7 @@ struct collective_ops {
     int (*status)(struct collective *collective);
     /* Any thread, any time before close; does not block. Breaks the communicator with -ECONNRESET: who waits in a call or in stream_sync wakes up, here and, over shared memory, on every rank. */
     void (*abort)(struct collective *collective);
-    /* What a communicator holds, from open to close: device memory of the arena (MEM_WORKSPACE), and host memory. What NCCL allocates for itself is in neither. Pure. */
+    /* What a communicator holds, from open to close: device memory of the arena (MEM_WORKSPACE), and memory of the host, the whole group's. What NCCL allocates for itself is in neither. Pure. */
     size_t (*device_bytes)(int n_ranks, int64_t gather_columns);
     size_t (*host_bytes)(int n_ranks);
 };

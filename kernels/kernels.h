@@ -20,6 +20,9 @@ typedef uint16_t bf16_t; /* the upper half of an fp32 */
 typedef uint16_t fp16_t;
 
 /* ---- weights ---- */
+/* Rows from a multiple of this up to another multiple, or to the matrix's end, are a packed matrix of their own, at weight_bytes(first + unit) - weight_bytes(unit) bytes of the whole one's. */
+enum { WEIGHT_ROWS_UNIT = 32 };
+
 enum weight_dtype { WEIGHT_F32, WEIGHT_F16, WEIGHT_BF16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K, WEIGHT_DTYPE_COUNT };
 
 /* A matrix [n_rows, n_cols] in the backend's packed layout (CPU: panels of 16 rows, codes at their stored width). y = x W^T. */

@@ -1,5 +1,6 @@
 /* The GPU as a device: an arena, streams with a ring for small arguments, a cuBLAS handle, and scratch for GEMM operands. */
 #include "kernels/cuda/cuda_private.h"
+#include "kernels/cuda/nccl_collective.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdio.h>
@@ -48,6 +49,21 @@ int cublas_error(cublasStatus_t status)
     default:
         return -EIO;
     }
+}
+
+/* ---- waiting ---- */
+
+/* With a communicator nobody blocks in the driver before what it may wait for has been looked at (nccl_collective.h). */
+static int wait_stream(const struct stream *s)
+{
+    return s->device->collective ? nccl_wait_stream(s->device->collective, s->cuda) : cuda_error(cudaStreamSynchronize(s->cuda));
+}
+
+static void wait_device(const struct device *device)
+{
+    if (device->collective)
+        nccl_wait_all(device->collective);
+    cuda_error(cudaDeviceSynchronize());
 }
 
 /* ---- device ---- */
@@ -133,7 +149,7 @@ static int device_alloc(struct device *device, enum mem_tag tag, size_t bytes, v
 static void device_free(struct device *device, void *memory)
 {
     if (memory)
-        cuda_error(cudaDeviceSynchronize());
+        wait_device(device);
     cuda_arena_free(&device->arena, memory);
 }
 
@@ -227,7 +243,7 @@ static void device_host_unregister(struct device *device, void *base)
     const size_t bytes = base ? registered_take(device, base) : 0;
     if (!bytes)
         return;
-    cuda_error(cudaDeviceSynchronize()); /* work that reads or writes it may have been submitted and not be done */
+    wait_device(device); /* work that reads or writes it may have been submitted and not be done */
     unregister_pieces(base, bytes);
 }
 
@@ -243,10 +259,9 @@ static int device_host_alloc(struct device *device, size_t bytes, void **ret_mem
 
 static void device_host_free(struct device *device, void *memory)
 {
-    (void)device;
     if (!memory)
         return;
-    cuda_error(cudaDeviceSynchronize());
+    wait_device(device);
     cudaFreeHost(memory);
 }
 
@@ -257,7 +272,7 @@ static void stream_free(struct stream *s)
     if (!s)
         return;
     if (s->cuda) {
-        cudaStreamSynchronize(s->cuda);
+        wait_stream(s);
         cudaStreamDestroy(s->cuda);
     }
     if (s->device->fixed_owner == s)
@@ -312,7 +327,7 @@ static int copy_stream_create(struct device *device, struct stream **ret_stream)
 
 int stream_wait_idle(struct stream *s)
 {
-    return cuda_error(cudaStreamSynchronize(s->cuda));
+    return wait_stream(s);
 }
 
 static int stream_sync(struct stream *s)
@@ -451,7 +466,8 @@ static int event_query(struct device_event *event)
 
 static int event_sync(struct device_event *event)
 {
-    return cuda_error(cudaEventSynchronize(event->cuda));
+    struct device *device = event->device;
+    return device->collective ? nccl_wait_event(device->collective, event->cuda) : cuda_error(cudaEventSynchronize(event->cuda));
 }
 
 /* What is left at this address of the piece that it was registered with. */
@@ -468,10 +484,16 @@ static size_t registered_left(struct device *device, const void *address)
     return left;
 }
 
-/* A copy must not cross from one registered piece into the next. */
+static bool is_pageable(const void *memory)
+{
+    struct cudaPointerAttributes attributes;
+    return cuda_error(cudaPointerGetAttributes(&attributes, memory)) == 0 && attributes.type == cudaMemoryTypeUnregistered;
+}
+
+/* A copy must not cross from one registered piece into the next. To pageable memory the driver blocks until the stream has come to it. */
 static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
 {
-    int r = 0;
+    int r = stream->device->collective && is_pageable(dst) ? wait_stream(stream) : 0;
     for (size_t at = 0, n; r == 0 && at < bytes; at += n) {
         const size_t to = registered_left(stream->device, (uint8_t *)dst + at), from = registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
         n = bytes - at < most ? bytes - at : most;

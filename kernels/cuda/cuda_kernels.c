@@ -1,6 +1,7 @@
 /* The CUDA backend's tables. */
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_private.h"
+#include "kernels/cuda/nccl_collective.h"
 #include "proto/base/base_assert.h"
 
 /* Ops run one at a time: the most that one of them takes. */
@@ -48,10 +49,11 @@ const struct kernel_backend *tidepool_cuda_backend(void)
     static struct kernel_backend backend;
     backend = (struct kernel_backend){
         .abi = KERNEL_BACKEND_ABI,
-        .table_bytes = sizeof(struct device_ops) + sizeof(struct kernel_ops),
+        .table_bytes = KERNEL_BACKEND_TABLE_BYTES,
         .name = "cuda",
         .device = cuda_device_ops(),
         .ops = cuda_kernel_ops(),
+        .collective = nccl_collective_ops(),
         .missing = "",
     };
     return &backend;

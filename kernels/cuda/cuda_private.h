@@ -6,6 +6,7 @@
 #ifdef __cplusplus
 extern "C" { /* the project's headers are C */
 #endif
+#include "kernels/collective.h"
 #include "kernels/cuda/cuda_arena.h"
 #include "kernels/kernels.h"
 
@@ -28,6 +29,7 @@ struct device {
     cudaEvent_t fixed_event;
     pthread_mutex_t registered_lock; /* of the next: another thread registers */
     struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
+    struct collective *collective; /* the one that is open, or NULL */
 };
 
 struct stream {

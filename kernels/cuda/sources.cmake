@@ -3,6 +3,10 @@ set(CUDA_BACKEND_C
   cuda_arena.c
   cuda_device.c
   cuda_kernels.c
+  nccl_api.c
+  nccl_collective.c
+  ../../proto/base/clock.c
+  ../../proto/base/error.c
 )
 set(CUDA_BACKEND_CU
   attn_column_sums.cu
@@ -11,6 +15,7 @@ set(CUDA_BACKEND_CU
   block_decode.cu
   block_encode.cu
   embed.cu
+  gather_columns.cu
   gather_rows.cu
   keydiff_scores.cu
   matmul.cu

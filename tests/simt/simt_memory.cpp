@@ -267,6 +267,14 @@ cudaError_t cudaHostUnregister(void *address)
     return cudaSuccess;
 }
 
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address)
+{
+    size_t left;
+    const MemoryKind kind = memory_find(address, &left);
+    attributes->type = kind == MEMORY_UNKNOWN ? cudaMemoryTypeUnregistered : kind == MEMORY_DEVICE ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     Memory &m = memory();

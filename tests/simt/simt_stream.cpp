@@ -107,6 +107,18 @@ static void draw_priorities(Streams &all)
         s->priority = options().seed ? Random{all.random.next() ^ options().seed}.next() : 0;
 }
 
+/* One operation of the stream that goes first among those that can run. */
+static bool run_any(std::unique_lock<std::mutex> &lock)
+{
+    simt_stream *best = nullptr;
+    for (simt_stream *s : streams().all)
+        if (runnable(s) && (!best || s->priority > best->priority))
+            best = s;
+    if (best)
+        run_first(best, lock);
+    return best;
+}
+
 template <class Done> static void wait_until(Done done, std::unique_lock<std::mutex> &lock)
 {
     Streams &all = streams();
@@ -119,17 +131,26 @@ template <class Done> static void wait_until(Done done, std::unique_lock<std::mu
     memory_unlock();
     draw_priorities(all);
     while (!done()) {
-        simt_stream *best = nullptr;
-        for (simt_stream *s : all.all)
-            if (runnable(s) && (!best || s->priority > best->priority))
-                best = s;
-        if (!best)
+        if (!run_any(lock))
             report("deadlock", "the host waits and no stream can run");
-        run_first(best, lock);
         if (options().seed % 2)
             draw_priorities(all);
     }
     memory_lock();
+}
+
+/* A host that asks again and again hears in the end that it is done: lazily, each question runs one operation. */
+template <class Done> static cudaError_t query(Done done)
+{
+    Streams &all = streams();
+    std::unique_lock<std::mutex> lock(all.lock);
+    if (!done() && !options().threads) {
+        memory_unlock();
+        draw_priorities(all);
+        run_any(lock);
+        memory_lock();
+    }
+    return done() ? cudaSuccess : cudaErrorNotReady;
 }
 
 static cudaError_t submit(cudaStream_t stream, simt_operation operation)
@@ -248,6 +269,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     return wait_stream(stream);
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+    return query([&] { return stream->n_done >= stream->n_submitted; });
+}
+
 cudaError_t cudaDeviceSynchronize(void)
 {
     Streams &all = streams();
@@ -287,8 +313,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    std::lock_guard<std::mutex> guard(streams().lock);
-    return !event->mark || event->mark->done ? cudaSuccess : cudaErrorNotReady;
+    return query([&] { return !event->mark || event->mark->done; });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)

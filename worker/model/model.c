@@ -1,4 +1,5 @@
 #include "worker/model/model.h"
+#include "proto/base/base_assert.h"
 #include "worker/model/random_weights.h"
 #include <errno.h>
 #include <sodium.h>
@@ -75,6 +76,13 @@ void model_close(struct model *model)
     model_key_bias_fini(model);
     model_weights_fini(&model->weights, model->dev, model->device);
     free(model);
+}
+
+void model_join(struct model *model, const struct collective_ops *ops, struct collective *collective)
+{
+    ASSERT(model_is_sharded(&model->config));
+    model->collective_ops = ops;
+    model->collective = collective;
 }
 
 static void hash_u64(crypto_generichash_state *hash, uint64_t v)

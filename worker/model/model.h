@@ -11,14 +11,18 @@
  *     }
  *     model_logits(m, x, n, ws, logits);
  *
- * Errors: 0; -EINVAL or -ENOTSUP from an op; a device's sticky error. After a failure the contents of x, ws and dst are undefined. */
+ * Of a sharded model (model_shard.h) every rank makes the same calls; x and logits are whole and the same on every rank, q, K and V are those of the rank's heads.
+ *
+ * Errors: 0; -EINVAL or -ENOTSUP from an op; a device's sticky error; -ECONNRESET or -ETIMEDOUT from a collective. After a failure the contents of x, ws and dst are undefined. */
 #pragma once
+#include "kernels/collective.h"
 #include "kernels/kernels.h"
 #include "proto/base/error.h"
 #include "proto/block_key.h"
 #include "proto/block_layout.h"
 #include "worker/model/model_config.h"
 #include "worker/model/model_key_bias.h"
+#include "worker/model/model_shard.h"
 #include "worker/model/model_weights.h"
 
 struct model {
@@ -29,12 +33,15 @@ struct model {
     const struct kernel_ops *ops;
     struct device *device;
     struct stream *stream;
+    const struct collective_ops *collective_ops; /* of a sharded model (model_join), borrowed; else NULL */
+    struct collective *collective;
 };
 
 struct model_open_params {
     const char *path; /* GGUF file or Hugging Face folder */
     const struct model_config *random; /* or NULL; then weights of this shape are drawn at random (random_weights.h), and path is not used */
     uint64_t random_seed;
+    int rank, n_ranks; /* this process's part (model_shard.h); 0, 0: the whole model */
     const struct device_ops *dev;
     const struct kernel_ops *ops;
     struct device *device;
@@ -46,6 +53,10 @@ struct model_open_params {
 /* Blocks until the weights are on the device. Errors as model_config_load and model_weights_load. */
 int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err);
 void model_close(struct model *model); /* NULL is fine */
+/* Who a sharded model computes with: from now until it is closed, forward calls are made by all ranks alike, and their results are the same on all. The collective's gather_columns are at
+ * least MODEL_GATHER_COLUMNS(config). Before the first forward call. */
+void model_join(struct model *model, const struct collective_ops *ops, struct collective *collective);
+#define MODEL_GATHER_COLUMNS(config) ((config)->n_vocab > COLLECTIVE_MAX_RANKS ? (config)->n_vocab : COLLECTIVE_MAX_RANKS)
 
 /* Identity of the KV that this model makes (docs/design.md, block identity): weights, layer and head geometry, RoPE, key biases kept out, block format and layout version, tensor-parallel degree and rank. */
 void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES]);

@@ -25,6 +25,13 @@ enum {
 enum model_arch { MODEL_ARCH_LLAMA, MODEL_ARCH_MISTRAL, MODEL_ARCH_QWEN2 };
 const char *model_arch_name(enum model_arch arch); /* "llama", "mistral", "qwen2" */
 
+/* What part of a model a configuration is of (model_shard.h). n_ranks 0 or 1: the whole model, the rest is 0. */
+struct model_shard {
+    int rank, n_ranks;
+    int all_heads, all_kv_heads, all_ffn; /* the whole model's */
+    int first_head, first_kv_head, first_ffn; /* of those, where the rank's n_heads, n_kv_heads and ffn_dim begin */
+};
+
 struct model_config {
     enum model_arch arch;
     char name[128];                   /* as the file calls itself, or "" */
@@ -32,6 +39,7 @@ struct model_config {
     int dim;                          /* width of the residual stream */
     int n_heads, n_kv_heads, head_dim; /* n_heads % n_kv_heads == 0; head_dim a multiple of 32 up to 256; dim need not be n_heads * head_dim */
     int ffn_dim;
+    struct model_shard shard;         /* heads and ffn_dim are those of one rank */
     int n_vocab;                      /* rows of the embedding, padding rows included */
     float rms_eps;
     float attention_scale;            /* 1 / sqrt(head_dim) */
