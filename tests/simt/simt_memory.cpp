@@ -147,13 +147,15 @@ void check_argument(const LaunchShape &shape, int index, const void *argument, s
 {
     /* Programs, heaps and stacks lie above 2^45; below it two neighbouring numbers of a struct would look like addresses of a sanitizer's shadow. */
     const uintptr_t lowest = is_pointer ? 1 << 16 : (uintptr_t)1 << 45;
+    /* So does a small number whose word ends in padding, where the upper half of some address may be left. */
+    const uint32_t lowest_half = is_pointer ? 0 : 1 << 20;
     for (size_t i = 0; i + sizeof(void *) <= bytes; i += sizeof(void *)) {
         uintptr_t word;
         size_t left;
         unsigned char resident;
         const std::string where = std::string(shape.name) + ", argument " + std::to_string(index) + ", byte " + std::to_string(i);
         memcpy(&word, (const char *)argument + i, sizeof word);
-        if (word < lowest || word >> 47 || memory_find((void *)word, &left) != MEMORY_UNKNOWN)
+        if (word < lowest || (uint32_t)word < lowest_half || word >> 47 || memory_find((void *)word, &left) != MEMORY_UNKNOWN)
             continue;
         if (memory_is_device_address((void *)word)) {
             /* One past the end is an address that code may form. */
