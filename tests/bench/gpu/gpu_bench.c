@@ -37,7 +37,7 @@ static const struct option_spec specs[] = {
     {.name = "decode-context", .kind = OPTION_INT, FIELD(decode_context), .fallback = "130048", .min = 256, .max = 1 << 24, .metavar = "N", .help = "tokens before each answer"},
     {.name = "decode-steps", .kind = OPTION_INT, FIELD(decode_steps), .fallback = "64", .min = 1, .max = 100000, .metavar = "N", .help = "tokens decoded a measurement"},
     {.name = "fetch", .kind = OPTION_STR, FIELD(fetches), .fallback = "512,2048", .metavar = "LIST", .help = "slow tokens attended per step, layer and KV head"},
-    {.name = "page-cache", .kind = OPTION_STR, FIELD(page_caches), .fallback = "1,4,32", .metavar = "LIST", .help = "device memory for fetched sub-pages in GiB, 0: none"},
+    {.name = "page-cache", .kind = OPTION_STR, FIELD(page_caches), .fallback = "32,4,1", .metavar = "LIST", .help = "device memory for fetched sub-pages in GiB, 0: none"},
     {.name = "pool-size", .kind = OPTION_BYTES, FIELD(pool_size), .fallback = "32G", .min = 1 << 20, .max = INT64_MAX, .metavar = "BYTES", .help = "of the pool in host memory"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 64, .metavar = "N", .help = "of the CPU, for computing there and for filling the pool; 0: one a processor"},
     {.name = "seed", .kind = OPTION_INT, FIELD(seed), .fallback = "1", .min = 0, .max = INT64_MAX, .metavar = "N", .help = "of the random weights"},
