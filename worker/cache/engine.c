@@ -12,7 +12,7 @@ enum {
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
     COMPARE_BYTES = 256 << 10,   /* of a private block beside the pool's, at a time */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
-    ENGINE_NUMERICS_VERSION = 3,
+    ENGINE_NUMERICS_VERSION = 4,
 };
 
 static int check_range(struct error *err, const char *name, int64_t value, int64_t min, int64_t max)
