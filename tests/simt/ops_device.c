@@ -119,6 +119,7 @@ static void copies_go_through_host_memory(struct ops_test *t)
     ops->memory_stats(t->gpu_device, &now);
     ops_test_true(t, "it takes nothing of the device", now.total_now == before.total_now);
     ops_test_true(t, "an event that was never recorded", ops->event_query(never) == 1 && ops->event_sync(never) == 0);
+    ops_test_true(t, "uploaded", ops->stream_sync(t->gpu) == 0); /* the other stream does not wait for it */
     for (int i = 0; i < 3; i++)
         ops->copy(copies, (float *)host + i * N / 3, from + i * N / 3, N / 3 * sizeof(float));
     ops->event_record(out, copies);

@@ -16,7 +16,7 @@ Options &options()
 {
     static Options o = [] {
         const char *seed = getenv("SIMT_SEED"), *threads = getenv("SIMT_THREADS");
-        return Options{seed ? strtoull(seed, nullptr, 10) : 0, threads && *threads == '1', 0};
+        return Options{seed ? strtoull(seed, nullptr, 10) : 0, !check::ENABLED && threads && *threads == '1', 0};
     }();
     return o;
 }
@@ -81,6 +81,7 @@ static void block_init(Executor *e, const Kernel &k, uint3 index)
         f.state = FIBER_NEW;
         fiber_ready(&f);
     }
+    check::block_begin(*e, k.shape.function, shared, k.shape.shared_bytes);
 }
 
 /* Blocks in order, or from a random one on and backwards or forwards: an order that some GPU could take. */
@@ -112,6 +113,7 @@ static void barrier_open(Barrier &b)
     b.n_arrived = 0;
     std::vector<Fiber *> waiting;
     waiting.swap(b.waiting);
+    check::barrier_opened(waiting, waiting.size() >= executor->n_live);
     for (Fiber *f : waiting)
         fiber_ready(f);
 }
@@ -156,8 +158,8 @@ int barrier(int id, unsigned n_threads, BarrierKind kind, int predicate)
 void simt_configure(uint64_t seed, bool threads)
 {
     simt::options().seed = seed;
-    simt::options().threads = threads;
-    if (threads)
+    simt::options().threads = threads && !simt::check::ENABLED; /* the checker has one operation at a time */
+    if (simt::options().threads)
         simt::memory_unlock();
 }
 

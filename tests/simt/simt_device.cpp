@@ -99,6 +99,15 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
     if (m < 0 || n < 0 || k < 0 || lda < k || ldb < k || ldc < m || !handle->stream)
         return CUBLAS_STATUS_INVALID_VALUE;
     enqueue(handle->stream, "cublasGemmEx", [=] {
+        for (int i = 0; k > 0 && i < m; i++)
+            check::range_read(a + (size_t)i * lda, sizeof *a * (size_t)k);
+        for (int j = 0; k > 0 && j < n; j++)
+            check::range_read(b + (size_t)j * ldb, sizeof *b * (size_t)k);
+        for (int j = 0; m > 0 && j < n; j++) {
+            if (beta != 0)
+                check::range_read(c + (size_t)j * ldc, sizeof *c * (size_t)m);
+            check::range_written(c + (size_t)j * ldc, sizeof *c * (size_t)m);
+        }
         for (int j = 0; j < n; j++)
             for (int i = 0; i < m; i++) {
                 float sum = 0;

@@ -73,6 +73,7 @@ static void region_open(Memory &m)
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &action, nullptr);
+    check::region_opened(region, region_bytes);
 }
 
 static void protect(const Allocation &a, int rights)
@@ -183,6 +184,7 @@ static cudaError_t device_allocate(Memory &m, size_t bytes, void **ret_memory)
         protect(m.allocations[(uintptr_t)start], PROT_NONE);
     m.next += pages + page_bytes;
     *ret_memory = start;
+    check::area_opened(start, bytes, MEMORY_DEVICE);
     return cudaSuccess;
 }
 
@@ -210,6 +212,7 @@ cudaError_t cudaFree(void *address)
         return cudaSuccess;
     if (it == m.allocations.end() || it->second.kind != MEMORY_DEVICE)
         report("cudaFree of an address that cudaMalloc did not give, or twice", "");
+    check::area_closed(address);
     protect(it->second, PROT_NONE);
     madvise(it->second.mapping, it->second.mapping_bytes, MADV_DONTNEED);
     m.allocations.erase(it);
@@ -226,6 +229,7 @@ cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned)
         return set_error(cudaErrorMemoryAllocation);
     memset(address, 0xFF, bytes);
     m.allocations[(uintptr_t)address] = {bytes, nullptr, 0, MEMORY_PINNED, false};
+    check::area_opened(address, bytes, MEMORY_PINNED);
     *ret_memory = address;
     return cudaSuccess;
 }
@@ -239,6 +243,7 @@ cudaError_t cudaFreeHost(void *address)
         return cudaSuccess;
     if (it == m.allocations.end() || it->second.kind != MEMORY_PINNED)
         report("cudaFreeHost of an address that cudaHostAlloc did not give, or twice", "");
+    check::area_closed(address);
     m.allocations.erase(it);
     free(address);
     return cudaSuccess;
@@ -255,6 +260,7 @@ cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags)
     if (find(m, address, &left) || (next != m.allocations.end() && next->first < (uintptr_t)address + bytes))
         return set_error(cudaErrorHostMemoryAlreadyRegistered);
     m.allocations[(uintptr_t)address] = {bytes, nullptr, 0, MEMORY_REGISTERED, (flags & cudaHostRegisterReadOnly) != 0};
+    check::area_opened(address, bytes, MEMORY_REGISTERED);
     return cudaSuccess;
 }
 
@@ -265,6 +271,7 @@ cudaError_t cudaHostUnregister(void *address)
     auto it = m.allocations.find((uintptr_t)address);
     if (it == m.allocations.end() || it->second.kind != MEMORY_REGISTERED)
         return set_error(cudaErrorHostMemoryNotRegistered);
+    check::area_closed(address);
     m.allocations.erase(it);
     return cudaSuccess;
 }

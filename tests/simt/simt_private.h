@@ -1,15 +1,28 @@
 /* Inside the emulator. One OS thread runs one block at a time: an Executor, made on first use, owns its fibers. */
 #pragma once
 #include "tests/simt/simt.h"
+#include "tests/simt/simt_check.h"
 #include <cuda_runtime.h>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+#if defined(__SANITIZE_ADDRESS__)
+#define SIMT_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SIMT_ASAN 1
+#endif
+#endif
 
 namespace simt {
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, N_BARRIERS = 16, N_MEETINGS = 4, SHARED_STATIC_LIMIT = 48 << 10, SHARED_LIMIT = 163 << 10 /* of sm_80 */ };
+#ifdef SIMT_ASAN
+enum { FIBER_STACK_BYTES = 256 << 10 };
+#else
+enum { FIBER_STACK_BYTES = 64 << 10 };
+#endif
 
 /* SplitMix64: orders are a function of the seed alone. */
 struct Random {
@@ -39,6 +52,7 @@ struct AsyncCopy {
     void *dst;
     const void *src;
     unsigned n_bytes, n_valid;
+    const void *called_from;
 };
 
 struct Fiber {
@@ -47,6 +61,7 @@ struct Fiber {
     FiberState state;
     void *stack_pointer, *stack;
     const char *waits_at; /* "barrier 0", "warp collective" */
+    const void *called_from; /* the collective that it is in */
     std::vector<AsyncCopy> open;
     std::vector<std::vector<AsyncCopy>> groups;
 };
@@ -101,7 +116,7 @@ std::string fiber_name(const Fiber *fiber);
 [[noreturn]] void report(const char *what, const std::string &detail);
 
 /* ---- memory ---- */
-enum MemoryKind { MEMORY_UNKNOWN, MEMORY_DEVICE, MEMORY_PINNED, MEMORY_REGISTERED };
+enum MemoryKind : int { MEMORY_UNKNOWN, MEMORY_DEVICE, MEMORY_PINNED, MEMORY_REGISTERED };
 MemoryKind memory_find(const void *address, size_t *ret_bytes_left);
 bool memory_is_device_address(const void *address); /* in the region that device memory comes from, allocated or not */
 bool memory_is_read_only(const void *address);

@@ -15,6 +15,7 @@
 
 struct simt_mark { /* one recording of an event */
     bool done = false;
+    simt::check::Clock clock;
 };
 
 struct simt_event {
@@ -25,6 +26,7 @@ struct simt_operation {
     const char *name;
     std::function<void()> run;
     std::shared_ptr<simt_mark> wait, record;
+    simt::check::OperationId id;
 };
 
 struct simt_stream {
@@ -32,6 +34,7 @@ struct simt_stream {
     uint64_t n_submitted = 0, n_done = 0, priority = 0;
     bool quit = false;
     std::thread thread;
+    simt::check::StreamClock order;
 };
 
 namespace simt {
@@ -71,8 +74,11 @@ static void run_first(simt_stream *s, std::unique_lock<std::mutex> &lock)
     simt_operation operation = std::move(s->queue.front());
     s->queue.pop_front();
     lock.unlock();
-    if (operation.run)
+    if (operation.run) {
+        check::operation_begin(operation.id);
         operation.run();
+        check::operation_end();
+    }
     lock.lock();
     if (operation.record)
         operation.record->done = true;
@@ -139,8 +145,8 @@ template <class Done> static void wait_until(Done done, std::unique_lock<std::mu
     memory_lock();
 }
 
-/* A host that asks again and again hears in the end that it is done: lazily, each question runs one operation. */
-template <class Done> static cudaError_t query(Done done)
+/* A host that asks again and again hears in the end that it is done: lazily, each question runs one operation. `clock`: what the host is ordered after then. */
+template <class Done> static cudaError_t query(Done done, const check::Clock &clock)
 {
     Streams &all = streams();
     std::unique_lock<std::mutex> lock(all.lock);
@@ -150,7 +156,10 @@ template <class Done> static cudaError_t query(Done done)
         run_any(lock);
         memory_lock();
     }
-    return done() ? cudaSuccess : cudaErrorNotReady;
+    if (!done())
+        return cudaErrorNotReady;
+    check::host_waited(clock);
+    return cudaSuccess;
 }
 
 static cudaError_t submit(cudaStream_t stream, simt_operation operation)
@@ -158,6 +167,12 @@ static cudaError_t submit(cudaStream_t stream, simt_operation operation)
     std::lock_guard<std::mutex> guard(streams().lock);
     if (!stream)
         report("the default stream is used", operation.name);
+    if (operation.wait)
+        check::stream_waits(stream->order, operation.wait->clock);
+    if (operation.run)
+        operation.id = check::submitted(stream->order, operation.name);
+    if (operation.record)
+        operation.record->clock = stream->order.clock;
     stream->queue.push_back(std::move(operation));
     stream->n_submitted++;
     streams().changed.notify_all();
@@ -166,14 +181,16 @@ static cudaError_t submit(cudaStream_t stream, simt_operation operation)
 
 cudaError_t enqueue(cudaStream_t stream, const char *name, std::function<void()> run)
 {
-    return submit(stream, {name, std::move(run), nullptr, nullptr});
+    return submit(stream, {name, std::move(run), nullptr, nullptr, {}});
 }
 
 static cudaError_t wait_stream(cudaStream_t stream)
 {
     std::unique_lock<std::mutex> lock(streams().lock);
     const uint64_t target = stream->n_submitted;
+    const check::Clock clock = stream->order.clock;
     wait_until([&] { return stream->n_done >= target; }, lock);
+    check::host_waited(clock);
     return cudaSuccess;
 }
 
@@ -198,6 +215,12 @@ cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack,
         serial = ++streams().n_kernels;
     }
     return enqueue(shape.stream, shape.name, [=] { run_kernel(Kernel{shape, pack, call, serial}); });
+}
+
+static void copy_now(void *dst, const void *src, size_t bytes)
+{
+    check::range_copied(dst, src, bytes);
+    memcpy(dst, src, bytes);
 }
 
 /* A copy or memset must stay inside its allocation. */
@@ -271,7 +294,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    return query([&] { return stream->n_done >= stream->n_submitted; });
+    return query([&] { return stream->n_done >= stream->n_submitted; }, stream->order.clock);
 }
 
 cudaError_t cudaDeviceSynchronize(void)
@@ -284,6 +307,8 @@ cudaError_t cudaDeviceSynchronize(void)
                 return false;
         return true;
     }, lock);
+    for (const simt_stream *s : all.all)
+        check::host_waited(s->order.clock);
     return cudaSuccess;
 }
 
@@ -302,24 +327,29 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     event->mark = std::make_shared<simt_mark>();
-    return submit(stream, {"event record", nullptr, nullptr, event->mark});
+    return submit(stream, {"event record", nullptr, nullptr, event->mark, {}});
 }
 
 /* An event that was never recorded counts as done. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
-    return submit(stream, {"event wait", nullptr, event->mark, nullptr});
+    return submit(stream, {"event wait", nullptr, event->mark, nullptr, {}});
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    return query([&] { return !event->mark || event->mark->done; });
+    const std::shared_ptr<simt_mark> mark = event->mark;
+    return mark ? query([&] { return mark->done; }, mark->clock) : cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     std::unique_lock<std::mutex> lock(streams().lock);
-    wait_until([&] { return !event->mark || event->mark->done; }, lock);
+    const std::shared_ptr<simt_mark> mark = event->mark;
+    if (!mark)
+        return cudaSuccess;
+    wait_until([&] { return mark->done; }, lock);
+    check::host_waited(mark->clock);
     return cudaSuccess;
 }
 
@@ -336,9 +366,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     const bool src_pageable = memory_find(src, &left) == MEMORY_UNKNOWN, dst_pageable = memory_find(dst, &left) == MEMORY_UNKNOWN;
     if (src_pageable) {
         auto staged = std::make_shared<std::vector<char>>((const char *)src, (const char *)src + bytes);
-        enqueue(stream, "copy", [=] { memcpy(dst, staged->data(), bytes); });
+        enqueue(stream, "copy", [=] { copy_now(dst, staged->data(), bytes); });
     } else {
-        enqueue(stream, "copy", [=] { memcpy(dst, src, bytes); });
+        enqueue(stream, "copy", [=] { copy_now(dst, src, bytes); });
     }
     return dst_pageable ? wait_stream(stream) : cudaSuccess;
 }
@@ -348,7 +378,10 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     if (bytes == 0)
         return cudaSuccess;
     check_range("a memset writes beyond its destination", dst, bytes);
-    return enqueue(stream, "memset", [=] { memset(dst, value, bytes); });
+    return enqueue(stream, "memset", [=] {
+        check::range_written(dst, bytes);
+        memset(dst, value, bytes);
+    });
 }
 
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute, int value)

@@ -2,13 +2,6 @@
 #include "tests/simt/simt_private.h"
 #include <cstdlib>
 #include <sys/mman.h>
-#if defined(__SANITIZE_ADDRESS__)
-#define SIMT_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SIMT_ASAN 1
-#endif
-#endif
 #ifdef SIMT_ASAN
 #include <pthread.h>
 #include <sanitizer/asan_interface.h>
@@ -16,12 +9,7 @@
 
 namespace simt {
 
-#ifdef SIMT_ASAN
-enum { STACK_BYTES = 256 << 10 };
-#else
-enum { STACK_BYTES = 64 << 10 };
-#endif
-enum { GUARD_BYTES = 4096 };
+enum { STACK_BYTES = FIBER_STACK_BYTES, GUARD_BYTES = 4096 };
 
 #if defined(__x86_64__)
 extern "C" void simt_switch(void **save_stack_pointer, void *stack_pointer);

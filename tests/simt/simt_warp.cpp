@@ -13,6 +13,8 @@ static void meeting_end(Warp &w, MeetingSlot &slot)
 {
     Fiber *lanes = &executor->fibers[(&w - executor->warps) * WARP];
     slot.fn(slot.meeting);
+    if (slot.fn == vote_none)
+        check::warp_synced((unsigned)(&w - executor->warps), slot.meeting.mask);
     slot.used = false;
     for (uint32_t left = slot.arrived; left; left &= left - 1)
         fiber_ready(&lanes[__builtin_ctz(left)]);
@@ -61,6 +63,7 @@ void meet(MeetingFn fn, uint32_t mask, void *argument)
     MeetingSlot *slot = slot_for(w, fn, mask);
     slot->arrived |= bit;
     slot->meeting.argument[f->lane] = argument;
+    f->called_from = __builtin_return_address(0);
     if (slot->arrived == mask) {
         meeting_end(w, *slot);
         fiber_yield();
@@ -200,6 +203,7 @@ static void load(Meeting &m, bool transposed)
         const void *row = ((MatrixLoad *)m.argument[l])->row;
         if ((uintptr_t)row % 16)
             report("a row of ldmatrix is not 16-byte aligned", here());
+        check::warp_read(executor->current->warp, row, 16, executor->current->called_from);
         memcpy(value[l / 8][l % 8], row, 16);
     }
     for (int l = 0; l < WARP; l++)
@@ -215,19 +219,26 @@ void load_matrix_transposed(Meeting &m) { load(m, true); }
 
 /* ---- cp.async: a copy may land at any time between its issue and the wait. With seed 0 it lands as late as it may; else half of the copies land at once, and again at
  * the wait, so that whoever reads too early or writes too early is found by one or the other. ---- */
-static void land(const AsyncCopy &c)
+static void move(const AsyncCopy &c)
 {
     memcpy(c.dst, c.src, c.n_valid);
     memset((char *)c.dst + c.n_valid, 0, c.n_bytes - c.n_valid);
+}
+
+static void land(const AsyncCopy &c)
+{
+    check::copy_landed(c.dst, c.n_bytes, c.src, c.n_valid, c.called_from);
+    move(c);
 }
 
 void copy_async(void *dst, const void *src, unsigned n_bytes, unsigned n_valid)
 {
     if (((uintptr_t)dst | (n_valid ? (uintptr_t)src : 0)) % 16)
         report("cp.async with an address that is not 16-byte aligned", here());
-    const AsyncCopy copy = {dst, src, n_bytes, n_valid};
+    const AsyncCopy copy = {dst, src, n_bytes, n_valid, __builtin_return_address(0)};
+    check::copy_started(dst, n_bytes, src, n_valid, copy.called_from);
     if (executor->random.state && executor->random.next() % 2)
-        land(copy);
+        move(copy);
     executor->current->open.push_back(copy);
 }
 

@@ -71,8 +71,6 @@ struct engine_sizes {
     size_t bias;        /* key_bias_tables */
     size_t ops;         /* what an op takes for the time of its call */
     size_t staging;     /* MEM_STAGING, as the only one here: a slice on its way to the pool; 0 where ops write to the pool */
-    size_t collective;  /* what a rank's communicator holds of the device, */
-    size_t collective_host; /* and of the host */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 

@@ -50,6 +50,7 @@ struct LaunchShape {
     dim3 grid, block;
     size_t shared_bytes;
     cudaStream_t stream;
+    size_t pack_bytes;
 };
 /* `pack` holds the copied arguments, call(pack) is one thread's run of the kernel. */
 cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack, void (*call)(void *));
@@ -66,6 +67,7 @@ template <class... P, class... A> cudaError_t launch(LaunchShape shape, void (*k
     };
     std::shared_ptr<Pack> pack(new Pack{std::tuple<std::decay_t<P>...>(static_cast<std::decay_t<P>>(args)...), kernel});
     shape.function = reinterpret_cast<const void *>(kernel);
+    shape.pack_bytes = sizeof(Pack);
     std::apply([&](const auto &...argument) {
         int index = 0;
         (check_argument(shape, index++, &argument, sizeof argument, std::is_pointer<std::decay_t<decltype(argument)>>::value), ...);
@@ -135,7 +137,7 @@ void copy_wait(unsigned n_groups_left);
 #define gridDim (::simt::self->grid_dim)
 
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    ::simt::launch(::simt::LaunchShape{#kernel, nullptr, dim3(grid), dim3(block), (size_t)(shared_bytes), (stream)}, kernel, ##__VA_ARGS__)
+    ::simt::launch(::simt::LaunchShape{#kernel, nullptr, dim3(grid), dim3(block), (size_t)(shared_bytes), (stream), 0}, kernel, ##__VA_ARGS__)
 #define UNROLL
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(::simt::self->dynamic_shared)
 
@@ -145,7 +147,7 @@ inline int __syncthreads_count(int p) { return simt::barrier(0, 0, simt::BARRIER
 inline int __syncthreads_or(int p) { return simt::barrier(0, 0, simt::BARRIER_OR, p != 0); }
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { simt::vote(simt::vote_none, mask, 0); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_ACQ_REL); } /* the checked build tells the two by their order */
 
 /* ---- warp ---- */
 template <class T> T __shfl_sync(unsigned m, T v, int lane, int width = 32) { return simt::exchange(simt::exchange_index, m, v, lane, width); }
