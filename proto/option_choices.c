@@ -8,6 +8,7 @@ const char *const kv_format_choices[] = {"k8v4", "k8v8", "bf16", NULL};
 const char *const fetch_unit_choices[] = {"16", "128", NULL};
 const char *const prefill_choices[] = {"consistent", "exact", NULL};
 const char *const prefill_order_choices[] = {"layer", "chunk", NULL};
+const char *const bridge_choices[] = {"device", "host", "auto", NULL};
 const char *const device_choices[] = {"auto", "cpu", "cuda", NULL};
 const char *const isa_choices[] = {"auto", "plain", "avx2", "avx512", NULL};
 const char *const selector_choices[] = {SELECTOR_NAMES(COMMA), NULL};

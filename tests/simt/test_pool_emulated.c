@@ -1,9 +1,8 @@
 /* The engine on the emulated GPU over a real kvstore: blocks go to the pool and come back by copies of the device and by kernels that read the registered mapping. The host
  * faults where it touches device memory, and a kernel's pointer to memory that nobody registered is reported. */
 #include "proto/base/clock.h"
+#include "tests/simt/pool_side.h"
 #include "tests/simt/simt.h"
-#include "tests/system/store_fixture.h"
-#include "tests/unit/engine_fixture.h"
 #include "worker/cache/memory_plan.h"
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -16,97 +15,19 @@ kernel_backend_fn tidepool_cuda_backend;
 /* A block is complete while the answer is decoded. The last 32 tokens of the prompt are observed, so two of its blocks can be found. */
 enum { PROMPT = 300, ANSWER = 90, ROWS = ANSWER + 1, CACHED = 256 };
 
-/* A worker: a device with a model, and a client of the store whose mappings that device knows. */
-struct side {
-    struct fixture f;
-    struct kv_client *client;
-    uint8_t *pool;
-    uint64_t pool_bytes;
-    int refusals; /* of mappings still to come */
-    int n_mapped, n_unmapped;
-};
-
 static int32_t tokens[PROMPT + ANSWER];
 static const struct fixture_run all = {.tokens = tokens, .n_prompt = PROMPT, .n_decode = ANSWER}, prompt_only = {.tokens = tokens, .n_prompt = PROMPT};
-static struct store_fixture store;
-
-static int on_map(void *base, uint64_t bytes, void *arg)
-{
-    struct side *side = arg;
-    if (side->refusals > 0) {
-        side->refusals--;
-        return -ENOMEM;
-    }
-    side->pool = base;
-    side->pool_bytes = bytes;
-    side->n_mapped++;
-    return side->f.dev->host_register(side->f.device, base, bytes, NULL, NULL);
-}
-
-static void on_unmap(void *base, void *arg)
-{
-    struct side *side = arg;
-    cr_assert_eq((void *)side->pool, base);
-    side->n_unmapped++;
-    side->f.dev->host_unregister(side->f.device, base);
-}
-
-static void client_open(struct side *side)
-{
-    const struct kv_client_config config = {
-        .socket_path = store.socket, .name = "w", .connect_timeout_us = STORE_WAIT_US, .on_map = on_map, .on_unmap = on_unmap, .arg = side};
-    struct error err;
-    cr_assert_eq(kv_client_create(store.loop, &config, &side->client, &err), 0, "%s", err.text);
-}
-
-static void side_open(struct side *side, const struct kernel_backend *backend, int refusals)
-{
-    *side = (struct side){.refusals = refusals};
-    fixture_use_backend(backend);
-    cr_assert(fixture_open(&side->f, (struct fixture_params){.n_layers = 2}));
-    client_open(side);
-}
-
-/* The device asserts that nothing is registered any more. */
-static void side_close(struct side *side)
-{
-    kv_client_free(side->client);
-    cr_expect(side->n_mapped == 1 && side->n_unmapped == 1, "mapped %d times, unmapped %d times", side->n_mapped, side->n_unmapped);
-    fixture_expect_no_memory(&side->f);
-    fixture_close(&side->f);
-}
 
 static void setup(void)
 {
     fixture_tokens(5, tokens, PROMPT + ANSWER);
-    store_fixture_init(&store, "8M", 60);
+    store_fixture_init(&side_store, "8M", 60);
 }
 static void teardown(void)
 {
-    store_fixture_fini(&store);
+    store_fixture_fini(&side_store);
 }
 TestSuite(pool_emulated, .init = setup, .fini = teardown, .timeout = 200);
-
-/* Logits of the run; the store's answers are taken between the steps. */
-static float *run(struct side *side, const struct engine_config *config, const struct fixture_run *r, bool pooled, struct sequence_stats *ret_stats)
-{
-    struct engine *engine = fixture_engine(&side->f, config, pooled ? side->client : NULL);
-    float *logits = malloc(sizeof(float) * TINY_VOCAB * (size_t)(r->n_decode + 1));
-    struct sequence *seq = fixture_prefilled(engine, r);
-    struct error err;
-    cr_assert(logits);
-    fixture_read_logits(seq, logits);
-    for (int i = 0; i < r->n_decode; i++) {
-        fixture_decode(engine, seq, r->tokens[r->n_prompt + i]);
-        fixture_read_logits(seq, logits + (size_t)(i + 1) * TINY_VOCAB);
-        loop_poll(store.loop);
-        cr_assert(coverage_check(seq, &err) >= 0, "%s", err.text);
-    }
-    sequence_stats(seq, ret_stats);
-    sequence_free(seq);
-    engine_free(engine);
-    return logits;
-}
 
 /* Without the pool, cold, and warm are one: the private block that decoding makes is moved to the pool, and found there by the second run. */
 static void cold_and_warm(enum kv_format format, uint64_t seed)
@@ -116,12 +37,12 @@ static void cold_and_warm(enum kv_format format, uint64_t seed)
     struct side side;
     config.format = format;
     simt_configure(seed, false);
-    side_open(&side, tidepool_cuda_backend(), 0);
-    float *want = run(&side, &config, &all, false, &stats);
-    float *cold = run(&side, &config, &all, true, &stats);
+    side_open(&side, tidepool_cuda_backend(), 2, 0);
+    float *want = side_logits(&side, &config, &all, false, &stats);
+    float *cold = side_logits(&side, &config, &all, true, &stats);
     cr_expect(stats.n_cached == 0 && stats.bytes_to_pool > 0 && stats.private_blocks == 0, "%d private", stats.private_blocks);
     config.chunk = 70;
-    float *warm = run(&side, &config, &all, true, &stats);
+    float *warm = side_logits(&side, &config, &all, true, &stats);
     cr_expect(stats.n_cached == CACHED && stats.bytes_to_pool == 0 && stats.private_blocks == 0, "%d cached, %d private", stats.n_cached, stats.private_blocks);
     fixture_expect_same(want, cold, ROWS, "cold");
     fixture_expect_same(want, warm, ROWS, "warm");
@@ -153,8 +74,8 @@ Test(pool_emulated, a_cpu_and_a_gpu_share_a_pool_but_no_blocks)
     for (int i = 0; i < 4; i++) {
         struct sequence_stats stats;
         struct side side;
-        side_open(&side, backends[i], 0);
-        logits[i] = run(&side, &config, &prompt_only, true, &stats);
+        side_open(&side, backends[i], 2, 0);
+        logits[i] = side_logits(&side, &config, &prompt_only, true, &stats);
         cr_expect(stats.n_cached == (i < 2 ? 0 : CACHED), "run %d: %d cached", i, stats.n_cached);
         cr_expect((stats.bytes_to_pool > 0) == (i < 2), "run %d", i);
         side_close(&side);
@@ -184,8 +105,8 @@ Test(pool_emulated, no_kernel_writes_to_the_pool)
     ops.block_encode = watched_encode;
     backend.ops = &ops;
     watched = &side;
-    side_open(&side, &backend, 0);
-    free(run(&side, &config, &prompt_only, true, &stats));
+    side_open(&side, &backend, 2, 0);
+    free(side_logits(&side, &config, &prompt_only, true, &stats));
     cr_expect(n_coded == 4 && stats.bytes_to_pool > 0, "%d slices", n_coded);
     side_close(&side);
 }
@@ -199,7 +120,7 @@ Test(pool_emulated, nothing_is_written_after_a_release)
     struct error err;
     struct side side;
     config.chunk = BLOCK_TOKENS;
-    side_open(&side, tidepool_cuda_backend(), 0);
+    side_open(&side, tidepool_cuda_backend(), 2, 0);
     struct engine *engine = fixture_engine(&side.f, &config, side.client);
     cr_assert(sequence_create(engine, &request, &seq, &err) >= 0, "%s", err.text);
     uint8_t *before = malloc(side.pool_bytes);
@@ -223,7 +144,7 @@ Test(pool_emulated, staging_is_planned_to_the_byte)
     struct memory_plan plan;
     struct error err;
     struct side side;
-    side_open(&side, tidepool_cuda_backend(), 0);
+    side_open(&side, tidepool_cuda_backend(), 2, 0);
     struct model *m = &side.f.model;
     const struct memory_plan_params params = {
         .model = &m->config, .engine = config, .dev = m->dev, .ops = m->ops, .device = m->device, .stream = m->stream, .n_prompt = PROMPT, .pool = true};
@@ -249,17 +170,17 @@ Test(pool_emulated, a_refused_pool_is_no_pool)
     struct kv_store_info info;
     struct sequence_stats stats;
     struct side side;
-    side_open(&side, tidepool_cuda_backend(), 1);
+    side_open(&side, tidepool_cuda_backend(), 2, 1);
     kv_client_info(side.client, &info);
     cr_expect(!info.connected && strstr(info.error.text, "refused here"), "%s", info.error.text);
-    float *without = run(&side, &config, &prompt_only, true, &stats);
+    float *without = side_logits(&side, &config, &prompt_only, true, &stats);
     cr_expect(stats.bytes_to_pool == 0);
     while (!info.connected) {
         cr_assert(clock_now_us() < end_us, "%s", info.error.text);
-        loop_poll(store.loop);
+        loop_poll(side_store.loop);
         kv_client_info(side.client, &info);
     }
-    float *with = run(&side, &config, &prompt_only, true, &stats);
+    float *with = side_logits(&side, &config, &prompt_only, true, &stats);
     cr_expect(stats.bytes_to_pool > 0);
     fixture_expect_same(without, with, 1, "with the pool");
     free(with);
@@ -276,7 +197,7 @@ Test(pool_emulated, copies_cross_the_pieces_of_a_registration)
     void *memory;
     if (base == MAP_FAILED)
         cr_skip_test("no address space of %zu bytes", bytes);
-    side_open(&side, tidepool_cuda_backend(), 0);
+    side_open(&side, tidepool_cuda_backend(), 2, 0);
     const struct device_ops *dev = side.f.dev;
     cr_assert_eq(dev->host_register(side.f.device, base, bytes, NULL, NULL), 0);
     cr_assert_eq(dev->alloc(side.f.device, MEM_STAGING, 300, &memory), 0);

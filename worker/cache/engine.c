@@ -11,6 +11,8 @@ enum {
     ENGINE_MAX_BATCH = 4096,
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
     COMPARE_BYTES = 256 << 10,   /* of a private block beside the pool's, at a time */
+    LOAD_STAGING = 256 << 20,    /* of a prompt's cached slices on their way in: a layer of 131,072 tokens of Llama-3.1-8B is 210 MB in K8V4 */
+    LOAD_GROUP = 4 << 20,        /* of them under one event: long beside what an event and a wait cost, short beside a layer */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
     ENGINE_NUMERICS_VERSION = 3,
 };
@@ -35,6 +37,7 @@ static int check_config(const struct engine_config *c, const struct model *model
         {"chunk", c->chunk, 1, INT32_MAX},
         {"values", c->values, PREFILL_CONSISTENT, PREFILL_EXACT},
         {"order", c->order, PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR},
+        {"bridge", c->bridge, BRIDGE_DEVICE, BRIDGE_AUTO},
         {"max_context", c->max_context, 1, model->config.max_context},
         {"max_batch", c->max_batch, 1, ENGINE_MAX_BATCH},
     };
@@ -106,6 +109,19 @@ static size_t line_floats(int64_t n)
     return ((size_t)n + 15) / 16 * 16;
 }
 
+/* Pieces of less than 96 KiB, slices of small models, cross the bus at less than a third of its rate, which they can afford. */
+static void size_loads(const struct engine *engine, struct engine_sizes *s)
+{
+    const size_t limit = engine->config.load_staging ? engine->config.load_staging : LOAD_STAGING;
+    const size_t group = limit / 2 < LOAD_GROUP ? limit / 2 : LOAD_GROUP;
+    s->load_slice = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63;
+    s->load_group = 1;
+    while (s->load_group < PREFIX_LOAD_BLOCKS && 2 * (size_t)s->load_group * s->load_slice <= group)
+        s->load_group *= 2;
+    const size_t n = limit / ((size_t)s->load_group * s->load_slice);
+    s->load_groups = n < 2 ? 2 : n < INT16_MAX ? (int)n : INT16_MAX;
+}
+
 static void size_engine(struct engine *engine)
 {
     const struct model *m = engine->model;
@@ -123,7 +139,9 @@ static void size_engine(struct engine *engine)
     if (!properties.host_memory) {
         s->staging = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63; /* block 0's are the longer ones */
         s->compare = COMPARE_BYTES;
+        size_loads(engine, s);
     }
+    engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
     engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->staging;
 }
 
@@ -140,6 +158,10 @@ static int alloc_device(struct engine *engine)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
     if (r >= 0 && s->staging)
         r = m->dev->alloc(m->device, MEM_STAGING, s->staging, (void **)&engine->staging);
+    if (r >= 0 && s->staging)
+        r = m->dev->copy_stream_create(m->device, &engine->in);
+    if (r >= 0 && s->staging)
+        r = m->dev->copy_stream_create(m->device, &engine->out);
     if (r < 0)
         return r;
     m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
@@ -263,6 +285,8 @@ void engine_free(struct engine *engine)
     const struct model *m = engine->model;
     if (engine->op_scratch)
         m->dev->stream_scratch(m->stream, NULL, 0);
+    m->dev->stream_free(engine->out);
+    m->dev->stream_free(engine->in);
     m->dev->free(m->device, engine->staging);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);

@@ -22,6 +22,10 @@ struct scorer_ops;
 
 enum prefill_values { PREFILL_CONSISTENT, PREFILL_EXACT };       /* attend earlier blocks as the pool holds them, or unquantized */
 enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major keeps every layer's KV: the baseline to measure against */
+/* Where a prompt's hidden states wait between two layers. Host: in pinned memory, and on the device three chunks of them at any length. Auto: on the device when the request fits there as it is
+ * admitted, beside what runs, and otherwise on the host. The choice changes nothing that is computed, and there is none (device) where the device's memory is the host's, and with chunk-major order,
+ * which has one chunk of them anyway. */
+enum bridge_place { BRIDGE_DEVICE, BRIDGE_HOST, BRIDGE_AUTO };
 
 #define PAGE_CACHE_AUTO SIZE_MAX
 
@@ -46,6 +50,9 @@ struct engine_config {
     int chunk;                  /* prompt tokens a prefill unit, >= 1 */
     enum prefill_values values; /* with exact values prefixes are not reused and blocks have a fingerprint of their own, except in bf16, where the two are the same */
     enum prefill_order order;
+    enum bridge_place bridge;
+    size_t load_staging;        /* device bytes, at most, for a prompt's cached blocks of one layer on their way from the pool, at least two slices; 0: 256 MiB. Not used where the device's
+                                 * memory is the host's. */
     int max_context;            /* tokens a sequence, prompt and answer */
     int max_batch;              /* sequences in one decode step */
     bool reuse_generated;       /* blocks made while decoding may serve other prompts, once their answer is over */
@@ -91,7 +98,8 @@ void engine_free(struct engine *engine);
  * has for itself. */
 size_t engine_workspace_bytes(const struct engine *engine);
 /* Device bytes that a sequence needs beyond the weights and the engine's workspace: admission is arithmetic. It is the peak of a run without cached prefix, while its prompt is
- * computed or at the end of its answer, whichever is larger; staging counts every block there can be without a store, and those made while decoding with one. */
+ * computed or at the end of its answer, whichever is larger; staging counts every block there can be without a store, and those made while decoding with one. With BRIDGE_AUTO it is
+ * what it needs where nothing else runs. */
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new);
 /* What the configuration makes of retrieval, in bytes. */
 struct engine_retrieval {

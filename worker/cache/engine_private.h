@@ -24,6 +24,8 @@ struct sequence_plan {
     int n_blocks;                 /* blocks there can ever be */
     int n_pages;                  /* slow sub-pages per layer and KV head there can ever be */
     int n_resident;               /* layers whose full KV is resident during prefill */
+    bool bridge_on_host;          /* sequence_plan_choose decides these two */
+    bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
     size_t fast_bytes, kept_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
@@ -37,12 +39,17 @@ static inline int recent_first(int n, int recent)
 void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, struct sequence_plan *ret_plan);
 /* What the selector chooses in `layer`: this many a KV head on average, n_kv_heads times as many in the layer. All layers together have n_layers * n_free. */
 int sequence_plan_layer_free(const struct engine *engine, const struct sequence_plan *plan, int layer);
-/* Bridge for n_new tokens that have to be computed. */
-size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new);
+/* Chunks of n_new tokens that have to be computed. */
+int sequence_plan_chunks(const struct engine *engine, int n_new);
+/* Bridge for n_new tokens that have to be computed: of the device, and of pinned host memory (0: all of it is on the device). */
+size_t sequence_plan_bridge_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
+size_t sequence_plan_host_bridge_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
+/* Cached slices of a layer on their way from the pool, when all but n_new tokens of the prompt are. */
+size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_KEPT, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_KEPT, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -59,6 +66,9 @@ size_t sequence_plan_admission_bytes(const struct engine *engine, const struct s
 /* Bookkeeping in host memory: a sequence's (without log-probabilities of the prompt; sequence.c), and the engine's (engine.c). */
 size_t sequence_host_bytes(struct engine *engine, const struct sequence_plan *plan);
 size_t engine_host_bytes(const struct engine *engine);
+/* Chooses bridge_on_host, where the configuration leaves it open, and stage_loads so that the sequence fits now, if it can; what a copy of its own would cost comes first, what saves
+ * memory last. As engine_bytes_fit. */
+int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging, size_t *ret_bytes, struct error *err);
 /* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
 
@@ -71,6 +81,8 @@ struct engine_sizes {
     size_t bias;        /* key_bias_tables */
     size_t ops;         /* what an op takes for the time of its call */
     size_t staging;     /* MEM_STAGING, as the only one here: a slice on its way to the pool; 0 where ops write to the pool */
+    size_t load_slice;  /* of a cached slice on its way in, and how many of them are loaded under one event, and at most at a time: */
+    int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 
@@ -88,6 +100,8 @@ struct engine {
     int n_logit_rows;
 
     struct engine_sizes sizes;
+    enum bridge_place bridge;     /* config.bridge where there is a choice, else BRIDGE_DEVICE */
+    struct stream *in, *out;      /* copies from and to the host beside the model's stream; NULL where the device's memory is the host's */
     struct model_workspace ws;
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
@@ -211,6 +225,42 @@ void answer_blocks_trim(struct sequence *seq, int n_restorable);
 /* The prompt is done: goes on behind the blocks that were found, as if their tokens had been decoded here. */
 int answer_blocks_restore(struct sequence *seq);
 
+/* ---- bridge (bridge.c): hidden states between layers ---- */
+enum { BRIDGE_CHUNKS = 3 /* of a bridge on the host that are on the device: one computed, one coming, one leaving */ };
+struct bridge {
+    float *rows;  /* device: layer-major [n_new, dim], chunk-major [chunk, dim]; with `host` [BRIDGE_CHUNKS][chunk, dim] in turn */
+    float *host;  /* pinned [n_new, dim], or NULL */
+    struct {
+        struct device_event *loaded, *computed, *vacant;
+    } slots[BRIDGE_CHUNKS]; /* with `host` */
+};
+/* Host memory and events, where the plan wants them. -ENOMEM. */
+int bridge_open(struct sequence *seq);
+void bridge_close(struct sequence *seq); /* waits for the device; `rows` are not its concern */
+/* Device memory [rows of the chunk, dim] from begin to end. */
+float *bridge_rows(const struct sequence *seq, int layer, int chunk);
+/* Before the first op on a chunk's rows in a layer, and behind the last, for every chunk of every layer in order. Both only submit. */
+int bridge_begin(struct sequence *seq, int layer, int chunk);
+int bridge_end(struct sequence *seq, int layer, int chunk);
+
+/* ---- cached prefix (prefix_load.c) ---- */
+enum { PREFIX_LOAD_BLOCKS = 64 /* a unit */ };
+struct prefix_loads {
+    uint8_t *ring;   /* device: [n_slots] groups of slices; NULL: blocks are decoded from where they lie */
+    int n_groups;    /* a layer */
+    int n_slots;
+    int issued, done; /* groups over all layers: copies submitted, decoding submitted */
+    struct load_slot {
+        struct device_event *loaded, *decoded;
+    } *slots;        /* [n_slots] */
+};
+int prefix_load_open(struct sequence *seq); /* events, when there is a ring; -ENOMEM */
+void prefix_load_close(struct sequence *seq);
+/* Decodes the layer's cached blocks index * PREFIX_LOAD_BLOCKS .. into its full KV. */
+int prefix_load_unit(struct sequence *seq, int layer, int index);
+/* Between the chunks of a layer: submits a share of the copies for the next one. */
+int prefix_load_ahead(struct sequence *seq, int layer);
+
 /* ---- sequences (sequence.c) ---- */
 enum sequence_phase { SEQUENCE_PREFILL, SEQUENCE_DECODE, SEQUENCE_FAILED };
 
@@ -220,7 +270,8 @@ struct prefill {
     int n_loads, n_chunks;  /* units a layer */
     int unit, n_units;
     bf16_t *active;         /* [n_resident][k, v][n_kv_heads, n_prompt, head_dim] */
-    float *bridge;          /* layer-major [n_new, dim], chunk-major [chunk, dim] */
+    struct bridge bridge;
+    struct prefix_loads loads;
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
     float *columns;         /* column sums [n_resident][n_kv_heads, n_prompt], then (m, l) [BLOCK_TOKENS, n_heads, 2] of the queries at work; NULL without all_queries */
     void *scratch;          /* selector's */

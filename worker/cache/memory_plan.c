@@ -32,6 +32,7 @@ static void fill(struct engine *engine, const struct sequence_plan *s, bool pool
     plan->peak_total = plan->fixed + plan->sequence;
     plan->host_engine = engine_host_bytes(engine);
     plan->host_sequence = sequence_host_bytes(engine, s);
+    plan->host_bridge = sequence_plan_host_bridge_bytes(engine, s, s->n_prompt);
     for (int b = 0; b < 2; b++)
         plan->block_bytes[b] = engine->layout.block_bytes[b];
     plan->pool_bytes = sequence_plan_staging_bytes(s, 0, s->n_blocks);

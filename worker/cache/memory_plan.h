@@ -10,7 +10,7 @@ struct memory_plan_params {
     const struct kernel_ops *ops;
     struct device *device;
     struct stream *stream;
-    struct engine_config engine;  /* memory_limit is not used */
+    struct engine_config engine;  /* memory_limit is not used, and so BRIDGE_AUTO is the device */
     int n_prompt, max_new;        /* one request without cached prefix, n_prompt + max_new <= engine.max_context */
     bool pool;                    /* the pool takes the prompt's blocks; those of the answer are counted on the device, should it be full when they are made */
 };
@@ -25,6 +25,7 @@ struct memory_plan {
     size_t sequence;               /* one more sequence from its start on: engine_sequence_bytes */
     size_t running;                /* and once its prompt is done */
     size_t host_engine, host_sequence; /* bookkeeping in host memory */
+    size_t host_bridge;            /* pinned host memory while the prompt is computed */
     size_t block_bytes[2];         /* in the pool; [1]: block 0 of a sequence */
     size_t pool_bytes;             /* the request's full blocks */
     int n_kept, recent_rows;       /* rows of the fast tier per layer and KV head */

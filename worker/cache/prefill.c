@@ -2,13 +2,11 @@
  * resident. Chunk-major, the baseline: one chunk through all layers, every layer's KV resident, selection at the end. The units themselves are the same, and so
  * are the results.
  *
- *   load     some cached blocks of a layer are decoded into its full KV
+ *   load     some cached blocks of a layer are decoded into its full KV (prefix_load.c)
  *   chunk    one chunk of the tokens to compute goes through a layer (prefill_chunk.c)
  *   select   the layer is complete: its kept entries and recent rows move to the fast tier */
 #include "worker/cache/engine_private.h"
 #include <errno.h>
-
-enum { LOAD_BLOCKS = 64 /* a unit */ };
 
 enum unit_kind { UNIT_LOAD, UNIT_CHUNK, UNIT_SELECT };
 struct unit {
@@ -19,12 +17,12 @@ struct unit {
 void prefill_init(struct sequence *seq)
 {
     struct prefill *f = &seq->prefill;
-    const int n_layers = seq->engine->model->config.n_layers, chunk = seq->engine->config.chunk;
+    const int n_layers = seq->engine->model->config.n_layers;
     const int cached_blocks = seq->n_cached / BLOCK_TOKENS;
 
     f->n_new = seq->plan.n_prompt - seq->n_cached;
-    f->n_loads = (cached_blocks + LOAD_BLOCKS - 1) / LOAD_BLOCKS;
-    f->n_chunks = f->n_new / chunk + (f->n_new % chunk != 0);
+    f->n_loads = (cached_blocks + PREFIX_LOAD_BLOCKS - 1) / PREFIX_LOAD_BLOCKS;
+    f->n_chunks = sequence_plan_chunks(seq->engine, f->n_new);
     f->n_units = n_layers * (f->n_loads + f->n_chunks + 1);
 }
 
@@ -48,23 +46,11 @@ static struct unit unit_at(const struct sequence *seq, int i)
     return (struct unit){UNIT_SELECT, i - n_layers * f->n_chunks, 0};
 }
 
-static int load_blocks(struct sequence *seq, int layer, int index)
-{
-    const int d = seq->engine->model->config.head_dim, n = seq->n_cached / BLOCK_TOKENS;
-    const int last = (index + 1) * LOAD_BLOCKS < n ? (index + 1) * LOAD_BLOCKS : n;
-    int r = 0;
-    for (int b = index * LOAD_BLOCKS; r >= 0 && b < last; b++) {
-        const int64_t offset = (int64_t)b * BLOCK_TOKENS * d;
-        r = sequence_block_load(seq, layer, b, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
-    }
-    return r;
-}
-
 static int run_unit(struct sequence *seq, struct unit unit)
 {
     switch (unit.kind) {
     case UNIT_LOAD:
-        return load_blocks(seq, unit.layer, unit.index);
+        return prefix_load_unit(seq, unit.layer, unit.index);
     case UNIT_CHUNK:
         return prefill_chunk_run(seq, unit.layer, unit.index);
     case UNIT_SELECT:

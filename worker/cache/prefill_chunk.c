@@ -20,9 +20,7 @@ static struct chunk chunk_at(const struct sequence *seq, int layer, int index)
 
     if (layer == e->model->config.n_layers - 1 && !seq->prompt_logprobs && !seq->plan.all_queries)
         c.rows_from = c.first + c.n == seq->plan.n_prompt ? c.n - 1 : c.n;
-    c.x = seq->prefill.bridge;
-    if (e->config.order == PREFILL_LAYER_MAJOR)
-        c.x += (int64_t)offset * e->model->config.dim;
+    c.x = bridge_rows(seq, layer, index);
     return c;
 }
 
@@ -157,7 +155,9 @@ int prefill_chunk_run(struct sequence *seq, int layer, int index)
 {
     const struct model *m = seq->engine->model;
     const struct chunk c = chunk_at(seq, layer, index);
-    int r = project(seq, &c);
+    int r = bridge_begin(seq, layer, index);
+    if (r >= 0)
+        r = project(seq, &c);
     if (r >= 0)
         r = save_window(seq, &c);
     if (r >= 0)
@@ -166,5 +166,7 @@ int prefill_chunk_run(struct sequence *seq, int layer, int index)
         r = model_layer_out(m, layer, c.x + (int64_t)c.rows_from * m->config.dim, c.n - c.rows_from, &seq->engine->ws);
     if (r >= 0 && layer == m->config.n_layers - 1)
         r = finish_last_layer(seq, &c);
-    return r;
+    if (r >= 0)
+        r = bridge_end(seq, layer, index);
+    return r >= 0 ? prefix_load_ahead(seq, layer) : r;
 }

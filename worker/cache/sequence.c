@@ -119,15 +119,17 @@ static int alloc_device_memory(struct sequence *seq)
     struct prefill *f = &seq->prefill;
     void *const where[PIECE_COUNT] = {
         [PIECE_FAST] = &seq->fast,          [PIECE_KEPT] = &seq->kept_device, [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits,
-        [PIECE_ACTIVE_KV] = &f->active,     [PIECE_BRIDGE] = &f->bridge,      [PIECE_WINDOW] = &f->window,         [PIECE_COLUMNS] = &f->columns,
-        [PIECE_SCRATCH] = &f->scratch,      [PIECE_INDICES] = &f->indices,
+        [PIECE_ACTIVE_KV] = &f->active,     [PIECE_BRIDGE] = &f->bridge.rows, [PIECE_WINDOW] = &f->window,         [PIECE_COLUMNS] = &f->columns,
+        [PIECE_SCRATCH] = &f->scratch,      [PIECE_INDICES] = &f->indices,    [PIECE_LOADS] = &f->loads.ring,
     };
     struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
     sequence_plan_pieces(seq->engine, &seq->plan, f->n_new, pieces);
     for (int i = 0; r >= 0 && i < PIECE_COUNT; i++)
         r = alloc_device(seq, pieces[i].tag, pieces[i].bytes, where[i]);
-    return r;
+    if (r >= 0)
+        r = bridge_open(seq);
+    return r >= 0 ? prefix_load_open(seq) : r;
 }
 
 /* What a rank does without the others. A sequence that has begun is in *seq after an error, too. */
@@ -178,7 +180,7 @@ static int take_memory(struct sequence *seq, struct error *err)
         return r;
     prefill_init(seq);
     r = alloc_device_memory(seq);
-    return r < 0 ? error_set(err, r, "no device memory for a sequence of %d tokens", seq->plan.n_total) : 0;
+    return r < 0 ? error_set(err, r, "no memory for a sequence of %d tokens", seq->plan.n_total) : 0;
 }
 
 int sequence_create(struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err)
@@ -216,11 +218,14 @@ void sequence_prefill_memory_free(struct sequence *seq)
     m->dev->free(m->device, f->scratch);
     m->dev->free(m->device, f->columns);
     m->dev->free(m->device, f->window);
-    m->dev->free(m->device, f->bridge);
+    m->dev->free(m->device, f->loads.ring);
+    m->dev->free(m->device, f->bridge.rows);
     m->dev->free(m->device, f->active);
+    prefix_load_close(seq);
+    bridge_close(seq);
     f->indices = NULL;
     f->scratch = NULL;
-    f->columns = f->window = f->bridge = NULL;
+    f->columns = f->window = NULL;
     f->active = NULL;
 }
 

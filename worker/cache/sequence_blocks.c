@@ -157,9 +157,9 @@ static size_t private_bytes(const struct sequence *seq, int n)
 /* The store has answered: what it did not take has to fit here. Blocks made while decoding are promised now and allocated when they are made. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err)
 {
-    const size_t bytes = sequence_plan_peak_bytes(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, private_bytes(seq, seq->plan.n_prompt_blocks),
-                                                  private_bytes(seq, seq->plan.n_blocks));
-    int r = engine_bytes_fit(seq->engine, bytes, err);
+    size_t bytes;
+    int r = sequence_plan_choose(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, private_bytes(seq, seq->plan.n_prompt_blocks), private_bytes(seq, seq->plan.n_blocks), &bytes,
+                                 err);
     if (r < 0)
         return r;
     if (r == 0)
@@ -186,12 +186,14 @@ void sequence_blocks_find(struct sequence *seq, const struct sequence_request *r
     answer_blocks_lookup(seq, request, end_us);
 }
 
-/* A sequence may end in the middle of its prompt, with slices on their way to blocks that are about to be somebody else's. */
+/* A sequence may end in the middle of its prompt, with slices on their way to or from blocks that are about to be somebody else's. */
 static void wait_for_copies(struct sequence *seq)
 {
-    const struct model *m = seq->engine->model;
-    if (seq->blocks && seq->shared)
-        (void)m->dev->stream_sync(m->stream); /* a device that has failed writes nothing any more */
+    const struct engine *e = seq->engine;
+    struct stream *const streams[] = {e->model->stream, e->in, e->out};
+    for (size_t i = 0; seq->blocks && seq->shared && i < ARRAY_LEN(streams); i++)
+        if (streams[i])
+            (void)e->model->dev->stream_sync(streams[i]); /* a device that has failed writes nothing any more */
 }
 
 void sequence_blocks_fini(struct sequence *seq)

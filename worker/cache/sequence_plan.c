@@ -91,14 +91,43 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     p.n_blocks = config->answer_stays ? p.n_prompt_blocks : p.n_total / BLOCK_TOKENS;
     p.n_pages = last_recent_first / SUBPAGE_TOKENS;
     p.n_resident = config->order == PREFILL_LAYER_MAJOR ? 1 : engine->model->config.n_layers;
+    p.bridge_on_host = engine->bridge == BRIDGE_HOST;
+    p.stage_loads = true;
     plan_bytes(engine, &p);
     *ret_plan = p;
 }
 
-size_t sequence_plan_bridge_bytes(const struct engine *engine, int n_new)
+int sequence_plan_chunks(const struct engine *engine, int n_new)
 {
-    const int rows = engine->config.order == PREFILL_LAYER_MAJOR ? n_new : min_int(n_new, engine->config.chunk);
+    return n_new / engine->config.chunk + (n_new % engine->config.chunk != 0);
+}
+
+/* With as few chunks as the device would hold anyway nothing is saved. */
+static bool on_host(const struct engine *engine, const struct sequence_plan *plan, int n_new)
+{
+    return plan->bridge_on_host && sequence_plan_chunks(engine, n_new) > BRIDGE_CHUNKS;
+}
+
+size_t sequence_plan_bridge_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new)
+{
+    int rows = n_new;
+    if (engine->config.order == PREFILL_CHUNK_MAJOR)
+        rows = min_int(n_new, engine->config.chunk);
+    else if (on_host(engine, plan, n_new))
+        rows = BRIDGE_CHUNKS * engine->config.chunk;
     return round64((size_t)rows * (size_t)engine->model->config.dim * sizeof(float));
+}
+
+size_t sequence_plan_host_bridge_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new)
+{
+    return on_host(engine, plan, n_new) ? (size_t)n_new * (size_t)engine->model->config.dim * sizeof(float) : 0;
+}
+
+size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new)
+{
+    const struct engine_sizes *s = &engine->sizes;
+    const int n_cached = (plan->n_prompt - n_new) / BLOCK_TOKENS;
+    return plan->stage_loads && s->load_group ? (size_t)min_int(n_cached, s->load_group * s->load_groups) * s->load_slice : 0;
 }
 
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last)
@@ -116,7 +145,8 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
         [PIECE_SUMMARIES] = {MEM_SUMMARIES, plan->summaries_bytes, false},
         [PIECE_LOGITS] = {MEM_WORKSPACE, plan->logits_bytes, false},
         [PIECE_ACTIVE_KV] = {MEM_ACTIVE_KV, plan->active_kv_bytes, true},
-        [PIECE_BRIDGE] = {MEM_BRIDGE, sequence_plan_bridge_bytes(engine, n_new), true},
+        [PIECE_BRIDGE] = {MEM_BRIDGE, sequence_plan_bridge_bytes(engine, plan, n_new), true},
+        [PIECE_LOADS] = {MEM_STAGING, sequence_plan_load_bytes(engine, plan, n_new), true},
         [PIECE_WINDOW] = {MEM_WORKSPACE, plan->window_bytes, true},
         [PIECE_COLUMNS] = {MEM_WORKSPACE, plan->columns_bytes, true},
         [PIECE_SCRATCH] = {MEM_WORKSPACE, plan->scratch_bytes, true},
@@ -162,28 +192,58 @@ int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *er
                      "--memory-limit %zu or more", bytes, engine->fixed_bytes, limit, bytes + engine->fixed_bytes);
 }
 
+int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging, size_t *ret_bytes, struct error *err)
+{
+    const bool first = engine->bridge == BRIDGE_HOST, last = engine->bridge != BRIDGE_DEVICE;
+    int r = 0;
+    for (int host = first; host <= last && r <= 0; host++)
+        for (int direct = 0; direct < 2 && r <= 0; direct++) {
+            plan->bridge_on_host = host;
+            plan->stage_loads = !direct;
+            *ret_bytes = sequence_plan_peak_bytes(engine, plan, n_new, prompt_staging, all_staging);
+            r = engine_bytes_fit(engine, *ret_bytes, err);
+        }
+    return r;
+}
+
 /* With a pool the prompt's blocks live there (sequence_create counts again once the store has answered). Blocks made while decoding are always counted: should the store
  * be full or gone when they are made, they stay here. */
-size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool)
+static void admission_staging(const struct sequence_plan *plan, bool pool, size_t *ret_prompt, size_t *ret_all)
 {
     const int first = pool ? plan->n_prompt_blocks : 0;
-    return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks),
-                                    sequence_plan_staging_bytes(plan, first, plan->n_blocks));
+    *ret_prompt = sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks);
+    *ret_all = sequence_plan_staging_bytes(plan, first, plan->n_blocks);
+}
+
+size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool)
+{
+    size_t prompt, all;
+    admission_staging(plan, pool, &prompt, &all);
+    return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, prompt, all);
 }
 
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new)
 {
+    const size_t limit = engine->config.memory_limit;
     struct sequence_plan plan;
     sequence_plan_init(engine, n_prompt, max_new, &plan);
+    const size_t bytes = sequence_plan_admission_bytes(engine, &plan, engine->store != NULL);
+    if (engine->bridge != BRIDGE_AUTO || limit == 0 || engine->fixed_bytes + bytes <= limit)
+        return bytes;
+    plan.bridge_on_host = true;
     return sequence_plan_admission_bytes(engine, &plan, engine->store != NULL);
 }
 
 int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct error *err)
 {
     const int max_context = engine->config.max_context;
+    struct sequence_plan plan;
+    size_t prompt, all, bytes;
     if (n_prompt < 1 || max_new < 0)
         return error_set(err, -EINVAL, "n_prompt is %d and max_new %d; at least 1 and 0 are needed", n_prompt, max_new);
     if (n_prompt > max_context || max_new > max_context - n_prompt)
         return error_set(err, -E2BIG, "%d prompt tokens and %d new ones exceed the context of %d", n_prompt, max_new, max_context);
-    return engine_bytes_fit(engine, engine_sequence_bytes(engine, n_prompt, max_new), err);
+    sequence_plan_init(engine, n_prompt, max_new, &plan);
+    admission_staging(&plan, engine->store != NULL, &prompt, &all);
+    return sequence_plan_choose(engine, &plan, n_prompt, prompt, all, &bytes, err);
 }

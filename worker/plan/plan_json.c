@@ -38,6 +38,7 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
     json_write_kstr(w, "scorer", o->scorer);
     json_write_kint(w, "chunk", o->chunk);
     json_write_kstr(w, "selector", o->selector);
+    json_write_kstr(w, "bridge", bridge_choices[o->bridge]);
     json_write_kstr(w, "kv_format", kv_format_name((enum kv_format)o->kv_format));
     json_write_kbool(w, "pool", o->pool);
     json_write_kint(w, "max_running", o->max_running);
@@ -90,6 +91,7 @@ static void write_order(const struct plan_report *p, enum plan_order order, stru
     json_write_kint(w, "running_bytes", (int64_t)plan->running);
     json_write_kint(w, "host_worker_bytes", (int64_t)plan->host_engine);
     json_write_kint(w, "host_request_bytes", (int64_t)plan->host_sequence);
+    json_write_kint(w, "host_bridge_bytes", (int64_t)plan->host_bridge);
     if (p->options->device_memory) {
         json_write_kobject(w, "fits");
         json_write_kint(w, "running", (int64_t)p->fits[order].running);

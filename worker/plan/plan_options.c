@@ -29,6 +29,8 @@ static const struct option_spec specs[] = {
      .help = "who chooses the entries that stay in the fast tier: " SELECTOR_NAMES(", ")},
     {.name = "chunk", .kind = OPTION_INT, FIELD(chunk), .fallback = "512", .min = 1, .max = 1 << 16, .metavar = "N", .help = "prompt tokens computed at a time"},
     {.name = "prefill", .kind = OPTION_ENUM, FIELD(prefill), .fallback = "consistent", .choices = prefill_choices, .help = "values that prefill attends"},
+    {.name = "bridge", .kind = OPTION_ENUM, FIELD(bridge), .fallback = "auto", .choices = bridge_choices,
+     .help = "hidden states of a prompt between two layers: on the device, in pinned host memory, or there where the request does not fit into --device-memory otherwise"},
     {.name = "kv-format", .kind = OPTION_ENUM, FIELD(kv_format), .fallback = "k8v4", .choices = kv_format_choices, .help = "what the pool holds"},
     {.name = "pool", .kind = OPTION_BOOL, FIELD(pool), .fallback = "on", .help = "--pool=off: without a kvstore, so that every block stays on the worker's device"},
     {.name = "max-running", .kind = OPTION_INT, FIELD(max_running), .fallback = "8", .min = 1, .max = 256, .metavar = "N", .help = "sequences a worker decodes as one batch"},

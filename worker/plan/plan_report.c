@@ -35,6 +35,7 @@ static int engine_params(const struct plan_options *o, const struct plan_report 
         .chunk = (int)o->chunk,
         .values = (enum prefill_values)o->prefill,
         .order = PREFILL_LAYER_MAJOR,
+        .bridge = (enum bridge_place)o->bridge,
         .max_context = report->context,
         .max_batch = (int)o->max_running,
     };
@@ -54,7 +55,22 @@ static int longest(const struct memory_plan_params *params, enum plan_order orde
     struct memory_plan_params p = *params;
     if (order == PLAN_ONE_SHOT)
         p.engine.chunk = p.model->max_context; /* of whatever prompt */
+    if (p.engine.bridge == BRIDGE_AUTO)
+        p.engine.bridge = BRIDGE_HOST; /* what admission comes to when the prompt is long */
     return memory_plan_longest(&p, limit, ret_context, err);
+}
+
+/* A worker with --memory-limit chooses as it admits; of a request alone that is known here. */
+static int plan_order(struct memory_plan_params *p, size_t limit, struct memory_plan *ret_plan, struct error *err)
+{
+    const enum bridge_place bridge = p->engine.bridge;
+    int r = memory_plan_init(p, ret_plan, err);
+    if (r < 0 || bridge != BRIDGE_AUTO || limit == 0 || ret_plan->peak_total <= limit)
+        return r;
+    p->engine.bridge = BRIDGE_HOST;
+    r = memory_plan_init(p, ret_plan, err);
+    p->engine.bridge = bridge;
+    return r;
 }
 
 static int plan_orders(const struct plan_options *o, struct memory_plan_params *p, struct plan_report *report, struct error *err)
@@ -63,7 +79,7 @@ static int plan_orders(const struct plan_options *o, struct memory_plan_params *
     int r = 0;
     for (int order = 0; r >= 0 && order < PLAN_ORDER_COUNT; order++) {
         set_order(p, (enum plan_order)order, o, report);
-        r = memory_plan_init(p, &report->orders[order], err);
+        r = plan_order(p, limit, &report->orders[order], err);
         if (r < 0 || !memory)
             continue;
         report->fits[order] = memory_plan_fit(&report->orders[order], limit);

@@ -129,12 +129,14 @@ static int tags(const struct plan_report *p, struct buf *out)
 
 static int sharing(const struct plan_report *p, struct buf *out)
 {
-    size_t fixed[PLAN_ORDER_COUNT], sequence[PLAN_ORDER_COUNT], running[PLAN_ORDER_COUNT], host[PLAN_ORDER_COUNT];
+    size_t fixed[PLAN_ORDER_COUNT], sequence[PLAN_ORDER_COUNT], running[PLAN_ORDER_COUNT], host[PLAN_ORDER_COUNT], bridge[PLAN_ORDER_COUNT], most_bridge = 0;
     for (int i = 0; i < PLAN_ORDER_COUNT; i++) {
         fixed[i] = p->orders[i].fixed;
         sequence[i] = p->orders[i].sequence;
         running[i] = p->orders[i].running;
         host[i] = p->orders[i].host_sequence;
+        bridge[i] = p->orders[i].host_bridge;
+        most_bridge = bridge[i] > most_bridge ? bridge[i] : most_bridge;
     }
     int r = header_row(out, "What admission counts");
     if (r >= 0)
@@ -143,6 +145,8 @@ static int sharing(const struct plan_report *p, struct buf *out)
         r = size_row(out, "a request from its start on", sequence);
     if (r >= 0)
         r = size_row(out, "a request behind its prompt", running);
+    if (r >= 0 && most_bridge)
+        r = size_row(out, "pinned host memory, bridge", bridge);
     return r < 0 ? r : size_row(out, "host bookkeeping of a request", host);
 }
 

@@ -160,6 +160,7 @@ static int open_engine(struct worker *w, struct error *err)
         .chunk = (int)o->chunk,
         .values = (enum prefill_values)o->prefill,
         .order = (enum prefill_order)o->prefill_order,
+        .bridge = (enum bridge_place)o->bridge,
         .max_context = w->limits.max_context,
         .max_batch = (int)o->max_running,
         .reuse_generated = o->reuse_generated,
@@ -179,6 +180,8 @@ static int open_engine(struct worker *w, struct error *err)
         return rc;
     engine_fingerprint(w->engine, w->fingerprint);
     w->dev->properties(w->device, &properties);
+    if (config.bridge == BRIDGE_HOST && properties.host_memory)
+        LOG_WARN("bridge_on_device", LOG_STR("device", properties.name), LOG_STR("note", "the memory of this device is the host's: --bridge host changes nothing"));
     snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d by %s, chunk %d", properties.name,
              kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, o->scorer, config.chunk);
     log_retrieval(w, &config);

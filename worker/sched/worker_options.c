@@ -32,6 +32,8 @@ static const struct option_spec specs[] = {
      .help = "attend earlier blocks as the pool holds them (prefixes are reusable bit for bit), or exactly"},
     {.name = "prefill-order", .kind = OPTION_ENUM, FIELD(prefill_order), .fallback = "layer", .choices = prefill_order_choices,
      .help = "layer-major, or the chunk-major baseline"},
+    {.name = "bridge", .kind = OPTION_ENUM, FIELD(bridge), .fallback = "auto", .choices = bridge_choices,
+     .help = "hidden states of a prompt between two layers: on the device, in pinned host memory, or there only where --memory-limit is short; nothing but the device on a CPU"},
     {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = device_choices,
      .help = "what computes: a GPU where this build and this host have one, else the CPU; or one of them"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N",

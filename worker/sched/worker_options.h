@@ -5,7 +5,7 @@
 
 struct worker_options {
     const char *model, *router, *store, *name, *selector, *scorer;
-    int kv_format, fetch_unit, prefill, prefill_order, device, isa, log_level, log_format;
+    int kv_format, fetch_unit, prefill, prefill_order, bridge, device, isa, log_level, log_format;
     int64_t budget, recent, fetch, chunk, threads, max_running, max_queue, context, memory_limit, page_cache;
     bool reuse_generated;
 };
