@@ -139,7 +139,8 @@ static inline size_t page_summary_bytes(enum page_scorer scorer, int head_dim)
  *     of largest mass (ties: lower page index) are attended; else all. With fetch_blocks the pages of a block (subpage / BLOCK_SUBPAGES) are chosen together by the sum of
  *     their masses, fetch_pages / BLOCK_SUBPAGES blocks of them. RECENT takes the last pages or blocks.
  *  3. partial over the chosen pages in ascending page order: key logits by integer dot products of the codes with the query in two signed digits
- *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values dequantized in registers, BF16 pages in fp32. Weights below e^-60 of a partial's largest are 0.
+ *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values of K8V4 pages on the CPU by those of the codes with weight * vstep in two digits (15 bits of the largest
+ *     in a partial's group of channels), other values dequantized in registers, BF16 pages in fp32. Weights below e^-60 of a partial's largest are 0.
  *  4. merge, divide by l; zeros if there was nothing to attend.
  * Head dims are multiples of 16 up to 256 (with pages of 32), K and V finite. */
 struct attn_decode_item {

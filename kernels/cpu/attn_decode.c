@@ -40,6 +40,8 @@ struct decode_wave {
     const struct attn_decode_params *p;
     struct decode_state *states;
     struct decode_unit *units;
+    int64_t n_units;
+    int n_threads;
     bool second; /* run */
 };
 
@@ -161,15 +163,47 @@ static void run_scores(const struct decode_wave *w, struct decode_state *st, int
     unit_scores(&u, p->scorer, p->layout, st->item->pages + first, summaries, n, st->score_ml + 2 * segment * group, st->page_sum + segment * group * SCORE_SEGMENT);
 }
 
-static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment)
+/* The pages of a segment, at most PAGES_SEGMENT; returns their number. */
+static int segment_pages(const struct decode_state *st, int segment, const struct kv_page **pages)
 {
-    const struct kv_page *pages[PAGES_SEGMENT];
-    int group = w->p->group, d = w->p->head_dim, first = segment * PAGES_SEGMENT, part = row_parts(st) + segment;
-    int n = st->n_chosen - first < PAGES_SEGMENT ? st->n_chosen - first : PAGES_SEGMENT;
+    const int first = segment * PAGES_SEGMENT, n = st->n_chosen - first < PAGES_SEGMENT ? st->n_chosen - first : PAGES_SEGMENT;
     for (int i = 0; i < n; i++)
         pages[i] = st->item->pages + (st->scored ? st->chosen[first + i] : st->first_page + first + i);
+    return n;
+}
+
+/* The segment of pages that a task is, or -1. */
+static int page_segment_of(const struct decode_wave *w, int64_t task)
+{
+    if (task < 0 || task >= w->n_units)
+        return -1;
+    const struct decode_unit u = w->units[task];
+    const struct decode_state *st = &w->states[u.item];
+    return w->second ? u.unit : st->scored || u.unit < row_parts(st) ? -1 : u.unit - row_parts(st);
+}
+
+/* Tasks go to whoever is free, so with n threads the n-th task from here is most likely this thread's next. */
+static void look_ahead(const struct decode_wave *w, int64_t task, struct page_ahead *ret_ahead)
+{
+    const int segment = page_segment_of(w, task + w->n_threads);
+    ret_ahead->n = 0;
+    ret_ahead->cold = page_segment_of(w, task - w->n_threads) < 0;
+    if (segment < 0)
+        return;
+    const struct kv_page *pages[PAGES_SEGMENT];
+    ret_ahead->n = segment_pages(&w->states[w->units[task + w->n_threads].item], segment, pages);
+    for (int i = 0; i < ret_ahead->n; i++)
+        ret_ahead->pages[i] = pages[i]->page;
+}
+
+static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment, int64_t task)
+{
+    const struct kv_page *pages[PAGES_SEGMENT];
+    struct page_ahead ahead;
+    const int group = w->p->group, d = w->p->head_dim, part = row_parts(st) + segment, n = segment_pages(st, segment, pages);
     const struct unit_query u = query_of(w, st);
-    unit_pages(&u, w->p->layout, pages, n, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
+    look_ahead(w, task, &ahead);
+    unit_pages(&u, w->p->layout, pages, n, &ahead, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
 static void decode_task(void *arg, int64_t task, int thread)
@@ -180,13 +214,13 @@ static void decode_task(void *arg, int64_t task, int thread)
     int n_rows = row_parts(st);
     (void)thread;
     if (w->second)
-        run_pages(w, st, u.unit);
+        run_pages(w, st, u.unit, task);
     else if (u.unit < n_rows)
         run_rows(w, st, u.unit);
     else if (st->scored)
         run_scores(w, st, u.unit - n_rows);
     else
-        run_pages(w, st, u.unit - n_rows);
+        run_pages(w, st, u.unit - n_rows, task);
     /* acq_rel: the last one sees what all others wrote. */
     if (atomic_fetch_sub_explicit(&st->left, 1, memory_order_acq_rel) != 1)
         return;
@@ -294,19 +328,19 @@ size_t ISA(attn_decode_scratch)(const struct op_bounds *b)
 
 static void wave_run(struct stream *s, struct decode_wave *w, int n_items, bool second)
 {
-    int64_t n_units = 0;
+    w->n_units = 0;
     w->second = second;
     for (int i = 0; i < n_items; i++) {
         struct decode_state *st = &w->states[i];
         int n = state_units(st, second);
         atomic_init(&st->left, n);
         for (int u = 0; u < n; u++)
-            w->units[n_units++] = (struct decode_unit){.item = i, .unit = u};
+            w->units[w->n_units++] = (struct decode_unit){.item = i, .unit = u};
         if (n == 0 && !second) /* nothing to attend */
             state_merge(st, w->p->group, w->p->head_dim);
     }
-    if (n_units > 0)
-        cpu_run(s, n_units, decode_task, w);
+    if (w->n_units > 0)
+        cpu_run(s, w->n_units, decode_task, w);
 }
 
 static int run_wave(struct stream *s, const struct attn_decode_params *p, int first, int *ret_n)
@@ -316,7 +350,7 @@ static int run_wave(struct stream *s, const struct attn_decode_params *p, int fi
     int n = wave_size(p, first, &bytes, &n_units), r = cpu_op_alloc(s, bytes, &memory);
     if (r < 0)
         return r;
-    struct decode_wave w = {.p = p};
+    struct decode_wave w = {.p = p, .n_threads = cpu_threads(s)};
     w.states = take(memory, &used, (size_t)n * sizeof *w.states);
     w.units = take(memory, &used, n_units * sizeof *w.units);
     for (int i = 0; i < n; i++)

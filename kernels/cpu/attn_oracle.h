@@ -12,7 +12,7 @@ SPECIALIZE void oracle_segment_logits(const struct page_query *pq, const struct 
         int n_part = n - first < PAGES_SEGMENT ? n - first : PAGES_SEGMENT;
         for (int i = 0; i < n_part; i++)
             list[i] = &pages[first + i];
-        pages_logits(pq, layout, list, n_part, heads, part);
+        pages_logits(pq, layout, list, n_part, &(struct page_ahead){.cold = true}, heads, part);
         for (int h = 0; h < heads; h++)
             memcpy(s + (h * SCORE_SEGMENT + first) * LANES, part + h * PAGES_TOKENS, sizeof *s * (size_t)n_part * SUBPAGE_TOKENS);
     }

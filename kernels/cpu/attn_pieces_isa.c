@@ -28,7 +28,7 @@ static void piece_pages(const float *q, int group, float scale, const struct blo
     const struct kv_page *list[PAGES_SEGMENT];
     for (int i = 0; i < n; i++)
         list[i] = &pages[i];
-    unit_pages(&u, layout, list, n, ml, o);
+    unit_pages(&u, layout, list, n, &(struct page_ahead){.cold = true}, ml, o);
 }
 
 static void piece_merge(const float *ml, const float *o, int n, int d, float *out, float *ret_m, float *ret_l)

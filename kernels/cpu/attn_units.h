@@ -60,14 +60,16 @@ static void unit_scores(const struct unit_query *u, enum page_scorer scorer, con
 }
 
 /* ml [group, 2], o [group, d]. */
-static void unit_pages(const struct unit_query *u, const struct block_layout *layout, const struct kv_page *const *pages, int n, float *ml, float *o)
+static void unit_pages(const struct unit_query *u, const struct block_layout *layout, const struct kv_page *const *pages, int n, const struct page_ahead *ahead, float *ml,
+                       float *o)
 {
+    const struct page_ahead none = {0};
     float scaled[ATTN_HEADS * KV_MAX_DIM] __attribute__((aligned(64)));
     for (int h = 0; h < u->group; h += ATTN_HEADS) {
         struct page_query pq;
         int heads = lot_heads(u->group, h);
         lot_query(u->q + h * u->d, heads, u->d, u->scale, scaled);
         page_query_init(&pq, scaled, heads, u->d, &u->bias);
-        attn_pages(&pq, layout, pages, n, ml + 2 * h, o + h * u->d);
+        attn_pages(&pq, layout, pages, n, h == 0 ? ahead : &none, ml + 2 * h, o + h * u->d);
     }
 }

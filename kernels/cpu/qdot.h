@@ -11,7 +11,7 @@
 
 enum { QDOT_MAX = 64 * 63 + 32, QDOT_INDEX_MAX = 127, QDOT_INDEX_GROUPS = 8 };
 
-/* A query of four dims in the form that qdot_step broadcasts. */
+/* A query of four dims in the form that qdot_step broadcasts; qdot_pack makes those of 16. */
 struct qdot_query {
     uint32_t word[2];
 };
@@ -26,15 +26,12 @@ ALWAYS_INLINE uint32_t qdot_bytes(const int32_t q[4])
 typedef v16i qdot_codes;
 typedef struct { v16i hi, lo; } qdot_sum;
 
-ALWAYS_INLINE struct qdot_query qdot_pack(const int32_t q[4])
+ALWAYS_INLINE void qdot_pack(const int32_t q[LANES], struct qdot_query ret[LANES / 4])
 {
-    int32_t hi[4], lo[4];
-    for (int i = 0; i < 4; i++) {
-        hi[i] = (q[i] + 32) >> 6;
-        hi[i] = hi[i] > 63 ? 63 : hi[i];
-        lo[i] = q[i] - 64 * hi[i];
-    }
-    return (struct qdot_query){{qdot_bytes(hi), qdot_bytes(lo)}};
+    v16i x = v16i_load(q), hi = _mm512_min_epi32(v16i_sar(v16i_add(x, v16i_set1(32)), 6), v16i_set1(63));
+    __m128i high = _mm512_cvtepi32_epi8(hi), low = _mm512_cvtepi32_epi8(v16i_sub(x, v16i_shl(hi, 6)));
+    _mm_storeu_si128((void *)ret, _mm_unpacklo_epi32(high, low));
+    _mm_storeu_si128((void *)(ret + 2), _mm_unpackhi_epi32(high, low));
 }
 ALWAYS_INLINE qdot_codes qdot_load(const uint8_t *codes) { return v16i_load(codes); }
 ALWAYS_INLINE qdot_sum qdot_zero(void) { return (qdot_sum){v16i_zero(), v16i_zero()}; }
@@ -71,9 +68,10 @@ ALWAYS_INLINE v16i qdot_widen(v16i total, qdot_narrow sum) { return v16i_add(tot
 typedef struct { v16i even, odd; } qdot_codes;
 typedef v16i qdot_sum;
 
-ALWAYS_INLINE struct qdot_query qdot_pack(const int32_t q[4])
+ALWAYS_INLINE void qdot_pack(const int32_t q[LANES], struct qdot_query ret[LANES / 4])
 {
-    return (struct qdot_query){{(uint32_t)(q[0] & 0xFFFF) | (uint32_t)q[2] << 16, (uint32_t)(q[1] & 0xFFFF) | (uint32_t)q[3] << 16}};
+    for (int i = 0; i < LANES / 4; i++, q += 4)
+        ret[i] = (struct qdot_query){{(uint32_t)(q[0] & 0xFFFF) | (uint32_t)q[2] << 16, (uint32_t)(q[1] & 0xFFFF) | (uint32_t)q[3] << 16}};
 }
 ALWAYS_INLINE qdot_codes qdot_load(const uint8_t *codes)
 {
@@ -126,9 +124,10 @@ ALWAYS_INLINE v16i qdot_widen(v16i total, qdot_narrow sum)
 typedef struct { uint8_t byte[64]; } qdot_codes;
 typedef v16i qdot_sum;
 
-ALWAYS_INLINE struct qdot_query qdot_pack(const int32_t q[4])
+ALWAYS_INLINE void qdot_pack(const int32_t q[LANES], struct qdot_query ret[LANES / 4])
 {
-    return (struct qdot_query){{(uint32_t)(q[0] & 0xFFFF) | (uint32_t)q[1] << 16, (uint32_t)(q[2] & 0xFFFF) | (uint32_t)q[3] << 16}};
+    for (int i = 0; i < LANES / 4; i++, q += 4)
+        ret[i] = (struct qdot_query){{(uint32_t)(q[0] & 0xFFFF) | (uint32_t)q[1] << 16, (uint32_t)(q[2] & 0xFFFF) | (uint32_t)q[3] << 16}};
 }
 ALWAYS_INLINE qdot_codes qdot_load(const uint8_t *codes)
 {

@@ -23,8 +23,8 @@ ALWAYS_INLINE qdot_codes codes_of(v16i x)
 static void pack_queries(const int32_t *q, int d, struct qdot_query digits[PLANES_HEADS][PLANES_MAX_DIM / 4])
 {
     for (int h = 0; h < PLANES_HEADS; h++)
-        for (int g = 0; g < d / 4; g++)
-            digits[h][g] = qdot_pack(q + h * d + 4 * g);
+        for (int c = 0; c < d; c += LANES)
+            qdot_pack(q + h * d + c, &digits[h][c / 4]);
 }
 
 ALWAYS_INLINE void ask_ahead(const struct planes_pages *p, int page)

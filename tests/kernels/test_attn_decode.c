@@ -104,6 +104,39 @@ Test(attn_decode, attends_rows_and_chosen_pages_exactly_once)
     fixture_close(&f);
 }
 
+/* Weights in two digits beside 4-bit values: with a query that its digits hold exactly nothing else is between the op and the sum in double, and it must be far below
+ * what coding the values does (1e-3 and more). Sharp and flat attention. */
+Test(attn_decode, weights_of_4_bit_values_lose_nothing)
+{
+    struct fixture f;
+    fixture_open(&f);
+    for (int d = 32; d <= 256; d *= 2)
+        for (int sharp = 0; sharp < 2; sharp++) {
+            const struct decode_case c = {KV_FORMAT_K8V4, 5, d, 5, 0, INT_MAX, 0};
+            struct kv_sequence s;
+            kv_sequence_make(&s, &f, c.format, d, c.n_blocks, 0, .1, 700 + (uint64_t)d);
+            float *q = queries_make(&c, 30 + (uint64_t)d), *out = aligned_zeros(sizeof(float) * (size_t)(c.group * d));
+            double *expected = aligned_zeros(sizeof(double) * (size_t)d), error = 0, total = 0;
+            for (int i = 0; i < c.group * d; i++) {
+                const float digits = fminf(fmaxf(rintf(q[i] * 400), -4064), 4064);
+                q[i] = (i % d ? digits : 4064) * (sharp ? 0x1p-8f : 0x1p-12f);
+            }
+            struct attn_decode_item item = kv_sequence_item(&s, q, out, c.fetch, NULL);
+            cr_assert_eq(decode(&f, f.n - 1, &c, &s.layout, &item, 1), 0);
+            for (int h = 0; h < c.group; h++) {
+                kv_sequence_attention(&s, q + h * d, scale_of(&c), NULL, 0, expected);
+                for (int i = 0; i < d; i++) {
+                    error += pow((double)out[h * d + i] - expected[i], 2);
+                    total += expected[i] * expected[i];
+                }
+            }
+            cr_assert_lt(error / total, 3e-7, "d %d %s: %g", d, sharp ? "sharp" : "flat", error / total);
+            free(q), free(out), free(expected);
+            kv_sequence_free(&s);
+        }
+    fixture_close(&f);
+}
+
 /* The same bits from every instruction set, thread count and batch: each case alone on each device, and all of one shape as items of one call. */
 Test(attn_decode, all_ways_give_the_same_bits)
 {

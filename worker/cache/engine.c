@@ -14,7 +14,7 @@ enum {
     LOAD_STAGING = 256 << 20,    /* of a prompt's cached slices on their way in: a layer of 131,072 tokens of Llama-3.1-8B is 210 MB in K8V4 */
     LOAD_GROUP = 4 << 20,        /* of them under one event: long beside what an event and a wait cost, short beside a layer */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
-    ENGINE_NUMERICS_VERSION = 3,
+    ENGINE_NUMERICS_VERSION = 4,
 };
 
 static int check_range(struct error *err, const char *name, int64_t value, int64_t min, int64_t max)
@@ -46,6 +46,8 @@ static int check_config(const struct engine_config *c, const struct model *model
             return -EINVAL;
     if (c->fetch_unit != 0 && c->fetch_unit != SUBPAGE_TOKENS && c->fetch_unit != BLOCK_TOKENS)
         return error_set(err, -EINVAL, "fetch_unit is %d; allowed are %d and %d", c->fetch_unit, SUBPAGE_TOKENS, BLOCK_TOKENS);
+    if (model_is_sharded(&model->config) && !model->collective_ops)
+        return error_set(err, -EINVAL, "rank %d of %d has no group to compute with", model->config.shard.rank, model->config.shard.n_ranks);
     return c->selector ? 0 : error_set(err, -EINVAL, "no selector; there are %s", selector_names());
 }
 
@@ -63,7 +65,8 @@ static void make_fingerprint(struct engine *engine)
     struct device_properties properties;
     engine->model->dev->properties(engine->model->device, &properties);
     in.arithmetic = properties.arithmetic;
-    model_fingerprint(engine->model, engine->layout.format, 1, 0, in.model);
+    const struct model_config *c = &engine->model->config;
+    model_fingerprint(engine->model, engine->layout.format, model_is_sharded(c) ? c->shard.n_ranks : 1, c->shard.rank, in.model);
     crypto_generichash(engine->fingerprint, sizeof(engine->fingerprint), (const uint8_t *)&in, sizeof(in), NULL, 0);
 }
 
@@ -136,13 +139,17 @@ static void size_engine(struct engine *engine)
     s->activations = model_workspace_bytes(&m->config, engine->n_max);
     s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
     s->ops = op_scratch_bytes(engine);
+    if (model_is_sharded(&m->config)) {
+        s->collective = m->collective_ops->device_bytes(m->config.shard.n_ranks, MODEL_GATHER_COLUMNS(&m->config));
+        s->collective_host = m->collective_ops->host_bytes(m->config.shard.n_ranks);
+    }
     if (!properties.host_memory) {
         s->staging = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63; /* block 0's are the longer ones */
         s->compare = COMPARE_BYTES;
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->staging;
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->staging + s->collective;
 }
 
 static int alloc_device(struct engine *engine)
@@ -182,7 +189,7 @@ size_t engine_host_bytes(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
     return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) +
-           chosen_pages(engine) * sizeof(*engine->chosen) + engine->sizes.compare;
+           chosen_pages(engine) * sizeof(*engine->chosen) + engine->sizes.compare + engine->sizes.collective_host;
 }
 
 static int alloc_host(struct engine *engine)
@@ -249,6 +256,7 @@ int engine_create(const struct engine_config *config, struct model *model, struc
     struct engine *engine = calloc(1, sizeof(*engine));
     if (!engine)
         return error_set(err, -ENOMEM, "no memory for the engine");
+    ASSERT(!model_is_sharded(&model->config) || model->collective);
     engine->model = model;
     engine->store = store;
     r = engine_plan(config, model, engine, err);

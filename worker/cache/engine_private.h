@@ -83,6 +83,8 @@ struct engine_sizes {
     size_t staging;     /* MEM_STAGING, as the only one here: a slice on its way to the pool; 0 where ops write to the pool */
     size_t load_slice;  /* of a cached slice on its way in, and how many of them are loaded under one event, and at most at a time: */
     int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
+    size_t collective;  /* what a rank's communicator holds of the device, */
+    size_t collective_host; /* and of the host */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 

@@ -42,7 +42,7 @@ static void fill(struct engine *engine, const struct sequence_plan *s, bool pool
 
 int memory_plan_init(const struct memory_plan_params *params, struct memory_plan *ret_plan, struct error *err)
 {
-    struct model model = {.config = *params->model, .dev = params->dev, .ops = params->ops, .device = params->device, .stream = params->stream};
+    struct model model = {.config = *params->model, .dev = params->dev, .ops = params->ops, .device = params->device, .stream = params->stream, .collective_ops = params->collective};
     struct engine_config config = params->engine;
     struct engine engine = {0};
     struct sequence_plan sequence;

@@ -8,6 +8,7 @@ struct memory_plan_params {
     const struct model_config *model;
     const struct device_ops *dev; /* an open device of the kind that will run it; nothing of it is allocated */
     const struct kernel_ops *ops;
+    const struct collective_ops *collective; /* for the configuration of one rank (model_shard.h): how its group talks; else NULL */
     struct device *device;
     struct stream *stream;
     struct engine_config engine;  /* memory_limit is not used, and so BRIDGE_AUTO is the device */

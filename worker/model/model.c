@@ -29,6 +29,15 @@ static int load_config(const struct model_open_params *p, const struct weight_so
     return r < 0 ? error_set(err, r, "%s: %.400s", p->path, reason.text) : 0;
 }
 
+static int take_part(const struct model_open_params *p, const struct weight_source *source, struct model_config *config, struct error *err)
+{
+    struct error reason = {0};
+    if (p->n_ranks <= 1)
+        return 0;
+    int r = model_shard_split(config, p->rank, p->n_ranks, model_weights_ffn_unit(source, config->n_layers), config, &reason);
+    return r < 0 ? error_set(err, r, "%s: %.400s", name_of(p), reason.text) : 0;
+}
+
 static int load_weights(const struct model_open_params *p, const struct weight_source *source, struct model *m, struct error *err)
 {
     struct error reason = {0};
@@ -57,7 +66,8 @@ int model_open(const struct model_open_params *p, struct model **ret_model, stru
     m->device = p->device;
     m->stream = p->stream;
     int r = open_source(p, &source, err);
-    if (r < 0 || (r = load_config(p, &source, &m->config, err)) < 0 || (r = load_weights(p, &source, m, err)) < 0 ||
+    if (r < 0 || (r = load_config(p, &source, &m->config, err)) < 0 || (r = take_part(p, &source, &m->config, err)) < 0 ||
+        (r = load_weights(p, &source, m, err)) < 0 ||
         (r = model_key_bias_split(m, err)) < 0)
         goto fail;
     weight_source_close(&source);

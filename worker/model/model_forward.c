@@ -90,12 +90,17 @@ static struct matmul_out linear_out(const struct model_linear *linear, float *y)
     return (struct matmul_out){.w = &linear->w, .y = y, .ld_y = linear->w.n_rows, .bias = linear->bias};
 }
 
-/* y += x W^T + b, rows of the residual stream. */
+/* y += x W^T + b, rows of the residual stream. Of a sharded model each rank has a term of the sum, rank 0's with y and b in it (add_up). */
 static int add_linear(const struct model *model, const struct model_linear *linear, const float *x, int64_t n, float *y)
 {
     struct matmul_out out = linear_out(linear, y);
-    out.residual = y;
+    out.residual = model->config.shard.rank == 0 ? y : NULL;
     return model->ops->matmul(model->stream, x, n, linear->w.n_cols, &out, 1);
+}
+
+static int add_up(const struct model *model, float *x, int64_t n)
+{
+    return model_is_sharded(&model->config) ? model->collective_ops->all_reduce(model->collective, model->stream, x, n * model->config.dim) : 0;
 }
 
 static int norm_rows(const struct model *model, const float *gamma, const float *x, int64_t n, float *y)
@@ -129,7 +134,7 @@ int model_layer_qkv(const struct model *model, int layer, const float *x, int n,
     return model->ops->qkv_finish(model->stream, &qkv);
 }
 
-/* x [n, dim] += MLP(norm(x)), n <= mlp_rows. */
+/* x [n, dim] += MLP(norm(x)), n <= mlp_rows; still to be added up. */
 static int add_mlp(const struct model *model, const struct model_layer_weights *w, float *x, int n, struct model_workspace *ws)
 {
     const struct model_config *c = &model->config;
@@ -146,18 +151,34 @@ int model_layer_out(const struct model *model, int layer, float *x, int n, struc
     ASSERT(layer >= 0 && layer < model->config.n_layers && n >= 1 && n <= ws->n_max);
     const struct model_layer_weights *w = &model->weights.layers[layer];
     int r = add_linear(model, &w->o, ws->attn_out, n, x);
+    if (r >= 0)
+        r = add_up(model, x, n);
     for (int i = 0; i < n && r >= 0; i += ws->mlp_rows) {
         int rows = n - i < ws->mlp_rows ? n - i : ws->mlp_rows;
         r = add_mlp(model, w, x + (int64_t)i * model->config.dim, rows, ws);
     }
-    return r;
+    return r < 0 ? r : add_up(model, x, n);
+}
+
+/* The ranks' columns of the logits, on every rank. */
+static int gather_logits(const struct model *model, int n, float *logits)
+{
+    const struct model_config *c = &model->config;
+    int64_t first[COLLECTIVE_MAX_RANKS + 1];
+    if (!model_is_sharded(c))
+        return 0;
+    for (int rank = 0; rank <= c->shard.n_ranks; rank++)
+        first[rank] = model_shard_vocab_first(c, rank);
+    return model->collective_ops->all_gather(model->collective, model->stream, logits, n, c->n_vocab, first);
 }
 
 int model_logits(const struct model *model, const float *x, int n, struct model_workspace *ws, float *logits)
 {
     ASSERT(n >= 1 && n <= ws->n_max);
     const struct model_config *c = &model->config;
-    const struct matmul_out out = {.w = &model->weights.head, .y = logits, .ld_y = c->n_vocab};
+    const struct matmul_out out = {.w = &model->weights.head, .y = logits + model_shard_vocab_first(c, c->shard.rank), .ld_y = c->n_vocab};
     int r = norm_rows(model, model->weights.final_norm, x, n, ws->norm);
-    return r < 0 ? r : model->ops->matmul(model->stream, ws->norm, n, c->dim, &out, 1);
+    if (r >= 0 && out.w->n_rows > 0)
+        r = model->ops->matmul(model->stream, ws->norm, n, c->dim, &out, 1);
+    return r < 0 ? r : gather_logits(model, n, logits);
 }

@@ -1,6 +1,8 @@
 #include "worker/model/model_weights.h"
 #include "proto/base/base_assert.h"
 #include "worker/model/model_key_bias.h"
+#include "worker/model/model_shard.h"
+#include "worker/model/tensor_part.h"
 #include <errno.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -12,7 +14,8 @@ struct wanted {
     enum tensor_role role;
     int layer;
     bool bias, required;
-    int64_t n_rows, n_cols;
+    int64_t n_rows, n_cols;    /* in the file */
+    struct tensor_part part;   /* of it */
     struct weight *matrix;
     float **vector;
     struct source_tensor found; /* data is NULL when absent */
@@ -32,23 +35,42 @@ struct loader {
 
 /* ---- what is wanted ---- */
 
-static struct wanted *want(struct loader *l, enum tensor_role role, int layer, int64_t n_rows, int64_t n_cols)
+/* The rank's part of rows or columns: `n` of `all`, from `first` on. */
+struct share {
+    int64_t first, n, all;
+};
+
+static struct share share_of(int64_t first, int64_t n, int64_t all)
+{
+    return (struct share){.first = first, .n = n, .all = all};
+}
+
+static struct share whole(int64_t n)
+{
+    return share_of(0, n, n);
+}
+
+static struct wanted *want(struct loader *l, enum tensor_role role, int layer, struct share rows, struct share cols)
 {
     struct wanted *w = &l->wanted[l->n_wanted++];
-    *w = (struct wanted){.role = role, .layer = layer, .required = true, .n_rows = n_rows, .n_cols = n_cols};
+    *w = (struct wanted){.role = role, .layer = layer, .required = true, .n_rows = rows.all, .n_cols = cols.all};
+    w->part = (struct tensor_part){.row = rows.first, .n_rows = rows.n, .col = cols.first, .n_cols = cols.n};
     return w;
 }
 
 static void want_vector(struct loader *l, enum tensor_role role, int layer, int64_t n, float **vector)
 {
-    want(l, role, layer, 1, n)->vector = vector;
+    want(l, role, layer, whole(1), whole(n))->vector = vector;
 }
 
-static void want_linear(struct loader *l, enum tensor_role role, int layer, int64_t n_rows, int64_t n_cols, struct model_linear *linear)
+/* The bias goes with the rows; where columns are shared, so that every rank has all rows, it is rank 0's. */
+static void want_linear(struct loader *l, enum tensor_role role, int layer, struct share rows, struct share cols, struct model_linear *linear)
 {
-    bool is_qkv = role == TENSOR_Q || role == TENSOR_K || role == TENSOR_V;
-    want(l, role, layer, n_rows, n_cols)->matrix = &linear->w;
-    struct wanted *bias = want(l, role, layer, 1, n_rows);
+    const bool is_qkv = role == TENSOR_Q || role == TENSOR_K || role == TENSOR_V;
+    want(l, role, layer, rows, cols)->matrix = &linear->w;
+    if (cols.n < cols.all && l->p->config->shard.rank > 0)
+        return;
+    struct wanted *bias = want(l, role, layer, whole(1), rows);
     bias->bias = true;
     bias->vector = &linear->bias;
     bias->required = is_qkv && l->p->config->qkv_bias;
@@ -57,28 +79,40 @@ static void want_linear(struct loader *l, enum tensor_role role, int layer, int6
 static void want_layer(struct loader *l, int layer)
 {
     const struct model_config *c = l->p->config;
+    const struct model_shard *s = &c->shard;
+    const bool sharded = model_is_sharded(c);
+    const int64_t d = c->head_dim;
+    const struct share q = share_of(s->first_head * d, c->n_heads * d, (sharded ? s->all_heads : c->n_heads) * d);
+    const struct share kv = share_of(s->first_kv_head * d, c->n_kv_heads * d, (sharded ? s->all_kv_heads : c->n_kv_heads) * d);
+    const struct share ffn = share_of(s->first_ffn, c->ffn_dim, sharded ? s->all_ffn : c->ffn_dim), dim = whole(c->dim);
     struct model_layer_weights *w = &l->weights->layers[layer];
-    int64_t q_dim = (int64_t)c->n_heads * c->head_dim, kv_dim = (int64_t)c->n_kv_heads * c->head_dim;
     want_vector(l, TENSOR_ATTN_NORM, layer, c->dim, &w->attn_norm);
-    want_linear(l, TENSOR_Q, layer, q_dim, c->dim, &w->q);
-    want_linear(l, TENSOR_K, layer, kv_dim, c->dim, &w->k);
-    want_linear(l, TENSOR_V, layer, kv_dim, c->dim, &w->v);
-    want_linear(l, TENSOR_O, layer, c->dim, q_dim, &w->o);
+    want_linear(l, TENSOR_Q, layer, q, dim, &w->q);
+    want_linear(l, TENSOR_K, layer, kv, dim, &w->k);
+    want_linear(l, TENSOR_V, layer, kv, dim, &w->v);
+    want_linear(l, TENSOR_O, layer, dim, q, &w->o);
     want_vector(l, TENSOR_FFN_NORM, layer, c->dim, &w->ffn_norm);
-    want_linear(l, TENSOR_GATE, layer, c->ffn_dim, c->dim, &w->gate);
-    want_linear(l, TENSOR_UP, layer, c->ffn_dim, c->dim, &w->up);
-    want_linear(l, TENSOR_DOWN, layer, c->dim, c->ffn_dim, &w->down);
+    want_linear(l, TENSOR_GATE, layer, ffn, dim, &w->gate);
+    want_linear(l, TENSOR_UP, layer, ffn, dim, &w->up);
+    want_linear(l, TENSOR_DOWN, layer, dim, ffn, &w->down);
+}
+
+static struct share vocab_share(const struct model_config *c)
+{
+    const int64_t first = model_shard_vocab_first(c, c->shard.rank);
+    return share_of(first, model_shard_vocab_first(c, c->shard.rank + 1) - first, c->n_vocab);
 }
 
 static void want_all(struct loader *l)
 {
     const struct model_config *c = l->p->config;
-    want(l, TENSOR_EMBEDDING, 0, c->n_vocab, c->dim)->matrix = &l->weights->embedding;
+    const struct share vocab = vocab_share(c);
+    want(l, TENSOR_EMBEDDING, 0, whole(c->n_vocab), whole(c->dim))->matrix = &l->weights->embedding;
     for (int layer = 0; layer < c->n_layers; layer++)
         want_layer(l, layer);
     want_vector(l, TENSOR_FINAL_NORM, 0, c->dim, &l->weights->final_norm);
-    if (!c->tied_embeddings)
-        want(l, TENSOR_HEAD, 0, c->n_vocab, c->dim)->matrix = &l->weights->head;
+    if (!c->tied_embeddings && vocab.n > 0)
+        want(l, TENSOR_HEAD, 0, vocab, whole(c->dim))->matrix = &l->weights->head;
 }
 
 /* Finds and checks everything before the first byte is packed, so that a wrong file fails at once. */
@@ -100,7 +134,7 @@ static int find_all(struct loader *l)
                              (long long)w->found.n_rows, (long long)w->found.n_cols, (long long)w->n_rows, (long long)w->n_cols);
         if (w->vector && w->found.dtype != WEIGHT_F32 && w->found.dtype != WEIGHT_F16 && w->found.dtype != WEIGHT_BF16)
             return error_set(l->err, -ENOTSUP, "tensor %s: a vector must be F32, F16 or BF16", name);
-        l->weights->file_bytes += w->found.bytes;
+        l->weights->file_bytes += tensor_part_bytes(w->found.dtype, &w->part);
     }
     return 0;
 }
@@ -133,9 +167,28 @@ static const void *aligned_source(const struct source_tensor *t, void **ret_copy
     return *ret_copy;
 }
 
-static int load_matrix(struct loader *l, const struct wanted *w)
+/* A part that begins or ends inside a block, as fp32 in *ret_copy. */
+static int expand_part(struct loader *l, const struct wanted *w, struct source_tensor *t, void **ret_copy)
 {
-    const struct source_tensor *t = &w->found;
+    const struct model_weights_params *p = l->p;
+    const struct tensor_expand_params params = {.dev = p->dev, .ops = p->ops, .device = p->device, .stream = p->stream};
+    const uint64_t bytes = (uint64_t)w->part.n_rows * (uint64_t)w->part.n_cols * sizeof(float);
+    float *values = malloc(bytes);
+    int r = values ? tensor_part_expand(&params, t, &w->part, values) : -ENOMEM;
+    if (r < 0) {
+        free(values);
+        return error_set(l->err, r, "tensor %s: cannot be expanded: %s", t->name, strerror(-r));
+    }
+    t->dtype = WEIGHT_F32;
+    t->n_cols = w->part.n_cols;
+    t->data = values;
+    t->bytes = bytes;
+    *ret_copy = values;
+    return 0;
+}
+
+static int pack_matrix(struct loader *l, const struct wanted *w, const struct source_tensor *t)
+{
     const struct model_weights_params *p = l->p;
     void *packed, *copy;
     int r = allocate(l, w, p->ops->weight_bytes(t->dtype, t->n_rows, t->n_cols), &packed);
@@ -152,6 +205,19 @@ static int load_matrix(struct loader *l, const struct wanted *w)
         return error_set(l->err, r, "tensor %s: cannot be packed: %s", t->name, strerror(-r));
     *w->matrix = (struct weight){.dtype = t->dtype, .n_rows = t->n_rows, .n_cols = t->n_cols, .packed = packed};
     return 0;
+}
+
+static int load_matrix(struct loader *l, const struct wanted *w, const struct source_tensor *read)
+{
+    struct source_tensor t = *read;
+    void *expanded = NULL;
+    int r = t.n_cols != w->part.n_cols ? expand_part(l, w, &t, &expanded) : 0;
+    if (r >= 0)
+        r = pack_matrix(l, w, &t);
+    if (r >= 0 && expanded)
+        r = l->p->dev->stream_sync(l->p->stream);
+    free(expanded);
+    return r;
 }
 
 static float bits_float(uint32_t bits)
@@ -186,24 +252,24 @@ static void expand_vector(const struct source_tensor *t, float *ret_values)
     }
 }
 
-static int load_vector(struct loader *l, const struct wanted *w)
+static int load_vector(struct loader *l, const struct wanted *w, const struct source_tensor *t)
 {
     const struct model_weights_params *p = l->p;
-    size_t bytes = (size_t)w->found.n_cols * sizeof(float);
+    size_t bytes = (size_t)t->n_cols * sizeof(float);
     void *memory;
     int r = allocate(l, w, bytes, &memory);
     if (r < 0)
         return r;
     float *values = malloc(bytes);
     if (!values)
-        return error_set(l->err, -ENOMEM, "tensor %s: out of memory", w->found.name);
-    expand_vector(&w->found, values);
+        return error_set(l->err, -ENOMEM, "tensor %s: out of memory", t->name);
+    expand_vector(t, values);
     r = p->dev->copy(p->stream, memory, values, bytes);
     if (r >= 0)
         r = p->dev->stream_sync(p->stream); /* the source is freed now */
     free(values);
     if (r < 0)
-        return error_set(l->err, r, "tensor %s: cannot be copied to the device: %s", w->found.name, strerror(-r));
+        return error_set(l->err, r, "tensor %s: cannot be copied to the device: %s", t->name, strerror(-r));
     *w->vector = memory;
     return 0;
 }
@@ -225,6 +291,37 @@ static void digest_tensor(struct loader *l, const struct source_tensor *t)
     crypto_generichash_update(&l->digest, content.digest, sizeof(content.digest));
 }
 
+/* A column slice was copied out of the mapping, so its packing is waited for. */
+static int load_one(struct loader *l, const struct wanted *w)
+{
+    struct source_tensor t;
+    void *copy;
+    int r = tensor_part_read(&w->found, &w->part, &t, &copy);
+    if (r < 0)
+        return error_set(l->err, r, "tensor %s: no memory for a part of it", w->found.name);
+    r = w->matrix ? load_matrix(l, w, &t) : load_vector(l, w, &t);
+    if (r >= 0)
+        digest_tensor(l, &t);
+    if (r >= 0 && copy)
+        r = l->p->dev->stream_sync(l->p->stream);
+    free(copy);
+    return r;
+}
+
+/* Its own rows of the embedding are a matrix in themselves (WEIGHT_ROWS_UNIT). */
+static void tie_head(struct loader *l)
+{
+    const struct model_config *c = l->p->config;
+    const struct weight *e = &l->weights->embedding;
+    const struct share vocab = vocab_share(c);
+    l->weights->head = *e;
+    if (!model_is_sharded(c))
+        return;
+    const size_t unit = l->p->ops->weight_bytes(e->dtype, WEIGHT_ROWS_UNIT, e->n_cols), to = l->p->ops->weight_bytes(e->dtype, vocab.first + WEIGHT_ROWS_UNIT, e->n_cols);
+    l->weights->head.n_rows = vocab.n;
+    l->weights->head.packed = vocab.n ? (const uint8_t *)e->packed + (to - unit) : NULL;
+}
+
 static int load_all(struct loader *l)
 {
     uint64_t done = 0;
@@ -233,37 +330,21 @@ static int load_all(struct loader *l)
         const struct wanted *w = &l->wanted[i];
         if (!w->found.data)
             continue;
-        int r = w->matrix ? load_matrix(l, w) : load_vector(l, w);
+        int r = load_one(l, w);
         if (r < 0)
             return r;
-        digest_tensor(l, &w->found);
-        done += w->found.bytes;
+        done += tensor_part_bytes(w->found.dtype, &w->part);
         if (l->p->progress)
             l->p->progress(l->p->progress_arg, done, l->weights->file_bytes);
     }
     crypto_generichash_final(&l->digest, l->weights->digest, WEIGHTS_DIGEST_BYTES);
     if (l->p->config->tied_embeddings)
-        l->weights->head = l->weights->embedding;
+        tie_head(l);
     int r = l->p->dev->stream_sync(l->p->stream); /* the files may be closed now */
     return r < 0 ? error_set(l->err, r, "the weights cannot be loaded: %s", strerror(-r)) : 0;
 }
 
 /* ---- sizes without loading ---- */
-
-static const struct {
-    const char *name;
-    int64_t columns;  /* a block */
-    double bits;      /* a value in the file */
-} dtypes[WEIGHT_DTYPE_COUNT] = {
-    [WEIGHT_F32] = {"f32", 1, 32},         [WEIGHT_F16] = {"f16", 1, 16},         [WEIGHT_BF16] = {"bf16", 1, 16},         [WEIGHT_Q8_0] = {"q8_0", 32, 8.5},
-    [WEIGHT_Q4_0] = {"q4_0", 32, 4.5},     [WEIGHT_Q4_1] = {"q4_1", 32, 5},       [WEIGHT_Q5_0] = {"q5_0", 32, 5.5},       [WEIGHT_Q4_K] = {"q4_k", 256, 4.5},
-    [WEIGHT_Q5_K] = {"q5_k", 256, 5.5},    [WEIGHT_Q6_K] = {"q6_k", 256, 6.5625},
-};
-
-const char *weight_dtype_name(enum weight_dtype dtype)
-{
-    return (unsigned)dtype < WEIGHT_DTYPE_COUNT ? dtypes[dtype].name : "unknown";
-}
 
 /* Without files every matrix has the dtype asked for; vectors are kept in 16 bits, and only those are there that must be. */
 static int find_shapes(struct loader *l, enum weight_dtype dtype)
@@ -273,11 +354,10 @@ static int find_shapes(struct loader *l, enum weight_dtype dtype)
         if (!w->required)
             continue;
         w->found = (struct source_tensor){.dtype = w->matrix ? dtype : WEIGHT_BF16, .n_rows = w->n_rows, .n_cols = w->n_cols, .data = l};
-        if (w->n_cols % dtypes[w->found.dtype].columns != 0)
-            return error_set(l->err, -EINVAL, "rows of %lld are no multiple of the %lld values in a block of %s", (long long)w->n_cols,
-                             (long long)dtypes[dtype].columns, dtypes[dtype].name);
-        w->found.bytes = (uint64_t)((double)(w->n_rows * w->n_cols) * dtypes[w->found.dtype].bits / 8);
-        l->weights->file_bytes += w->found.bytes;
+        const int64_t columns = weight_block_of(w->found.dtype).columns;
+        if (w->n_cols % columns != 0)
+            return error_set(l->err, -EINVAL, "rows of %lld are no multiple of the %lld values in a block of %s", (long long)w->n_cols, (long long)columns, weight_dtype_name(dtype));
+        l->weights->file_bytes += tensor_part_bytes(w->found.dtype, &w->part);
     }
     return 0;
 }
@@ -299,10 +379,10 @@ int model_weights_measure(const struct model_weights_params *p, enum weight_dtyp
     r = p->source ? find_all(&l) : find_shapes(&l, dtype);
     for (size_t i = 0; r >= 0 && i < l.n_wanted; i++) {
         const struct wanted *w = &l.wanted[i];
-        const struct source_tensor *t = &w->found;
-        if (!t->data)
+        const struct tensor_part *part = &w->part;
+        if (!w->found.data)
             continue;
-        device_bytes += w->matrix ? p->ops->weight_bytes(t->dtype, t->n_rows, t->n_cols) : (size_t)t->n_cols * sizeof(float);
+        device_bytes += w->matrix ? p->ops->weight_bytes(tensor_part_dtype(w->found.dtype, part), part->n_rows, part->n_cols) : (size_t)part->n_cols * sizeof(float);
         config.qkv_bias |= w->role == TENSOR_K && w->bias;
     }
     if (r >= 0)
@@ -312,6 +392,17 @@ fail:
     free(weights.layers);
     free(l.wanted);
     return r;
+}
+
+int model_weights_ffn_unit(const struct weight_source *source, int n_layers)
+{
+    int64_t unit = 1;
+    for (int layer = 0; layer < n_layers; layer++) {
+        struct source_tensor t;
+        if (weight_source_find(source, TENSOR_DOWN, layer, false, &t, NULL) >= 0 && weight_block_of(t.dtype).columns > unit)
+            unit = weight_block_of(t.dtype).columns;
+    }
+    return (int)unit;
 }
 
 /* ---- */

@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 #include "proto/base/error.h"
 #include "worker/model/model_config.h"
+#include "worker/model/tensor_part.h"
 #include "worker/model/weight_source.h"
 
 /* A projection and its optional bias. y = x W^T + b. */
@@ -12,6 +13,7 @@ struct model_linear {
     float *bias; /* [w.n_rows] or NULL */
 };
 
+/* Of a rank: its heads, columns and rows (model_shard.h), with n_heads, n_kv_heads and ffn_dim of its configuration. */
 struct model_layer_weights {
     float *attn_norm, *ffn_norm; /* [dim] */
     struct model_linear q;       /* [n_heads * head_dim, dim] */
@@ -27,7 +29,7 @@ struct model_weights {
     struct model_layer_weights *layers; /* [n_layers] */
     int n_layers;
     struct weight embedding;            /* [n_vocab, dim] */
-    struct weight head;                 /* [n_vocab, dim]; shares the embedding's memory when tied */
+    struct weight head;                 /* [n_vocab, dim], a rank's: its rows of that, perhaps none; shares the embedding's memory when tied */
     float *final_norm;                  /* [dim] */
     void **memory;                      /* [n_memory] every allocation, in order */
     size_t n_memory;
@@ -49,7 +51,7 @@ struct model_weights_params {
     void *progress_arg;
 };
 
-/* Maps, checks, packs and digests every tensor; done when it returns. -EINVAL (a tensor is missing or has another shape), -ENOTSUP (its type, or a
+/* Maps, checks, packs and digests every tensor, of a rank's configuration its part of each; done when it returns. -EINVAL (a tensor is missing or has another shape), -ENOTSUP (its type, or a
  * tensor that this architecture does not have: ignoring one would compute something else), -ENOMEM. */
 int model_weights_load(const struct model_weights_params *p, struct model_weights *ret_weights, struct error *err);
 
@@ -61,6 +63,7 @@ struct model_weights_size {
 /* What model_weights_load would take, without loading: of the source's tensors, or with a NULL source of the tensors that the configuration must have, its matrices in
  * `dtype`. Of the parameters it uses config, source and ops. Errors as model_weights_load. */
 int model_weights_measure(const struct model_weights_params *p, enum weight_dtype dtype, struct model_weights_size *ret_size, struct error *err);
-const char *weight_dtype_name(enum weight_dtype dtype); /* "bf16", "q4_k" */
+/* Columns of the largest block in the down projections of a source, the unit in which their columns are shared (model_shard_split). Whole models ask nothing of it. */
+int model_weights_ffn_unit(const struct weight_source *source, int n_layers);
 /* A zeroed struct is fine. */
 void model_weights_fini(struct model_weights *weights, const struct device_ops *dev, struct device *device);

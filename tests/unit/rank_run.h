@@ -1,0 +1,27 @@
+/* One answer by the ranks of a tensor-parallel group, each a process of its own, on any backend. Failures are Criterion assertions of the caller. */
+#pragma once
+#include "kernels/backend.h"
+#include "worker/cache/engine.h"
+
+struct rank_run {
+    const char *path;            /* of the model */
+    const struct kernel_backend *backend;
+    struct engine_config config;
+    const int32_t *prompt;
+    int n_prompt, n_decode;      /* greedy */
+    int n_ranks;                 /* 1: this very process, whole model, no group */
+};
+
+/* What one rank has; all ranks have the same bits, or rank_run fails. */
+struct rank_answer {
+    int32_t *tokens;             /* [n_decode + 1] */
+    float *logits;               /* [n_decode + 1, n_vocab] */
+    int n_vocab;
+    void *memory;
+    size_t bytes;
+};
+
+void rank_run(const struct rank_run *run, struct rank_answer *ret_answer);
+void rank_answer_free(struct rank_answer *answer);
+/* The same tokens; returns the largest KL divergence of a row from the other's, in nats. */
+double rank_answers_compare(const struct rank_answer *want, const struct rank_answer *got, int n_decode);
