@@ -50,6 +50,23 @@ enum store_frame {
     STORE_FRAME_END
 };
 
+/* Leader <-> follower of a tensor-parallel group, group.proto. */
+enum group_frame {
+    GROUP_HELLO = 128,       /* follower -> leader */
+    GROUP_WELCOME,           /* leader -> follower */
+    GROUP_LOADED,            /* follower -> leader */
+    GROUP_START,             /* leader -> follower, as Refusal */
+    GROUP_REFUSAL,
+    GROUP_CREATE,            /* leader -> follower, as all up to Stop */
+    GROUP_PREFILL,
+    GROUP_DECODE,
+    GROUP_FREE,
+    GROUP_STOP,
+    GROUP_DRAIN,             /* follower -> leader */
+    GROUP_AGREE,             /* both ways */
+    GROUP_FRAME_END
+};
+
 struct frame_header {
     uint16_t type;
     uint32_t body_bytes;
