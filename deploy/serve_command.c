@@ -108,6 +108,7 @@ static int start_worker(struct serve *s, int i)
     args_add(&a, "--router=ipc://%s/router.sock", s->runtime_dir);
     args_add(&a, "--store=%s/kvstore.sock", s->runtime_dir);
     args_add(&a, "--threads=%d", (int)s->options.threads);
+    args_add(&a, "--gpu=%d", (int)(s->options.gpu + i * s->options.tp));
     args_hand_on(&a, &s->options, SERVE_WORKER);
     return start_child(s, name, &a, STAGE_WORKERS);
 }
@@ -243,7 +244,7 @@ static void share_processors(struct serve_options *o)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     if (o->threads == 0)
-        o->threads = n > o->workers ? n / o->workers : 1;
+        o->threads = n > o->workers * o->tp ? n / (o->workers * o->tp) : 1;
 }
 
 /* Workers go on without a store, but what they compute before they find it stays private. Its socket appears when the pool is allocated; a store that takes

@@ -39,6 +39,8 @@ static const struct option_spec specs[] = {
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off", .help = "blocks made while decoding may serve other prompts"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N", .help = "compute threads of a worker; 0: the processors shared out among the workers"},
     {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = device_choices, .help = "what a worker computes on: a GPU where this build and this host have one, else the CPU; or one of them"},
+    {.name = "tp", .kind = OPTION_INT, FIELD(tp), .fallback = "1", .min = 1, .max = 64, .metavar = "N", .help = "tensor parallelism: ranks of a worker, one process and GPU each"},
+    {.name = "gpu", .kind = OPTION_INT, FIELD(gpu), .fallback = "0", .min = 0, .max = 1023, .metavar = "N", .help = "the first of the host's GPUs to use; each rank of each worker takes the next one"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices, .help = "instruction set of the CPU kernels; all give the same bits"},
     {.name = "drain-timeout", .kind = OPTION_INT, FIELD(drain_timeout), .fallback = "30", .min = 0, .max = 3600, .metavar = "SECONDS", .help = "how long running requests may take to end after SIGTERM"},
     {.name = "runtime-dir", .kind = OPTION_STR, FIELD(runtime_dir), .optional = true, .metavar = "PATH", .help = "folder for sockets; default: a new one of mode 0700, removed at the end"},
@@ -79,6 +81,7 @@ static const struct {
     {"reuse-generated", SERVE_WORKER},
     {"device", SERVE_WORKER},
     {"isa", SERVE_WORKER},
+    {"tp", SERVE_WORKER},
     {"log-level", SERVE_ROUTER | SERVE_WORKER | SERVE_KVSTORE},
     {"log-format", SERVE_ROUTER | SERVE_WORKER | SERVE_KVSTORE},
 };

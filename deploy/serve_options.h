@@ -6,7 +6,7 @@ enum serve_target { SERVE_ROUTER = 1, SERVE_WORKER = 2, SERVE_KVSTORE = 4 };
 
 struct serve_options {
     const char *model, *host, *api_key, *api_key_file, *served_model_name, *chat_template, *runtime_dir, *port_file;
-    int64_t workers, port, threads, drain_timeout;
+    int64_t workers, port, threads, tp, gpu, drain_timeout;
     int64_t pool_size, budget, recent, fetch, chunk, context, max_running, max_queue, memory_limit, page_cache;
     int kv_format, selector, fetch_unit, scorer, prefill, prefill_order, bridge, device, isa, policy, log_level, log_format;
     bool reuse_generated;

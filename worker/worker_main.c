@@ -33,6 +33,7 @@ static bool is_config_error(int rc)
 
 int main(int argc, char **argv)
 {
+    static char process[32] = "worker"; /* lives as long as the log */
     struct worker_options options;
     struct worker *worker = NULL;
     struct error err = {""};
@@ -44,7 +45,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "tidepool-worker: %s\n", err.text);
         return 2;
     }
-    log_init("worker", (enum log_level)options.log_level, (enum log_format)options.log_format);
+    if (options.tp_rank)
+        snprintf(process, sizeof process, "worker.%d", (int)options.tp_rank);
+    log_init(process, (enum log_level)options.log_level, (enum log_format)options.log_format);
     signal(SIGPIPE, SIG_IGN);
     log_options(&options);
     rc = worker_create(&options, &worker, &err);

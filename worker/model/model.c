@@ -130,3 +130,22 @@ void model_fingerprint(const struct model *model, enum kv_format format, int tp_
         crypto_generichash_update(&hash, model->key_bias.digest, KEY_BIAS_DIGEST_BYTES);
     crypto_generichash_final(&hash, ret_fingerprint, FINGERPRINT_BYTES);
 }
+
+void model_family(const struct model *model, uint8_t ret_family[FINGERPRINT_BYTES])
+{
+    static const char tag[] = "tidepool ranks";
+    const struct model_config *c = &model->config;
+    const uint64_t numbers[] = {(uint64_t)c->n_layers, (uint64_t)c->dim,        (uint64_t)c->head_dim, (uint64_t)c->n_vocab,
+                                (uint64_t)c->rope_style, (uint64_t)c->max_context, (uint64_t)c->rope.n_freqs};
+    crypto_generichash_state hash;
+    crypto_generichash_init(&hash, NULL, 0, FINGERPRINT_BYTES);
+    crypto_generichash_update(&hash, (const unsigned char *)tag, sizeof(tag));
+    crypto_generichash_update(&hash, model->weights.family, WEIGHTS_DIGEST_BYTES);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        hash_u64(&hash, numbers[i]);
+    hash_double(&hash, (double)c->rms_eps);
+    hash_double(&hash, c->rope.factor);
+    for (int i = 0; i < c->rope.n_freqs; i++)
+        hash_double(&hash, c->rope.inv_freq[i]);
+    crypto_generichash_final(&hash, ret_family, FINGERPRINT_BYTES);
+}

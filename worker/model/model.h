@@ -61,6 +61,9 @@ void model_join(struct model *model, const struct collective_ops *ops, struct co
 /* Identity of the KV that this model makes (docs/design.md, block identity): weights, layer and head geometry, RoPE, key biases kept out, block format and layout version, tensor-parallel degree and rank. */
 void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES]);
 
+/* What all ranks of one model have in common, and no other model has. */
+void model_family(const struct model *model, uint8_t ret_family[FINGERPRINT_BYTES]);
+
 /* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v with gate, up. */
 struct model_workspace {
     void *memory;

@@ -23,13 +23,14 @@ struct wanted {
 
 /* 9 tensors and 7 biases a layer, and 3 outside. */
 enum { WANTED_PER_LAYER = 16, WANTED_OUTSIDE = 3 };
+enum { FAMILY_SAMPLE_BYTES = 4096 };
 
 struct loader {
     const struct model_weights_params *p;
     struct model_weights *weights;
     struct wanted *wanted; /* [n_wanted] in loading order */
     size_t n_wanted;
-    crypto_generichash_state digest;
+    crypto_generichash_state digest, family;
     struct error *err;
 };
 
@@ -291,6 +292,19 @@ static void digest_tensor(struct loader *l, const struct source_tensor *t)
     crypto_generichash_update(&l->digest, content.digest, sizeof(content.digest));
 }
 
+/* Ranks read parts of the tensors that are not the same, and to read all of them would cost each rank the whole file. */
+static void add_to_family(struct loader *l, const struct source_tensor *t)
+{
+    const size_t n = t->bytes < FAMILY_SAMPLE_BYTES ? (size_t)t->bytes : FAMILY_SAMPLE_BYTES;
+    digest_u64(&l->family, strlen(t->name));
+    crypto_generichash_update(&l->family, (const unsigned char *)t->name, strlen(t->name));
+    digest_u64(&l->family, (uint64_t)t->dtype);
+    digest_u64(&l->family, (uint64_t)t->n_rows);
+    digest_u64(&l->family, (uint64_t)t->n_cols);
+    crypto_generichash_update(&l->family, t->data, n);
+    crypto_generichash_update(&l->family, (const unsigned char *)t->data + (t->bytes - n), n);
+}
+
 /* A column slice was copied out of the mapping, so its packing is waited for. */
 static int load_one(struct loader *l, const struct wanted *w)
 {
@@ -300,8 +314,10 @@ static int load_one(struct loader *l, const struct wanted *w)
     if (r < 0)
         return error_set(l->err, r, "tensor %s: no memory for a part of it", w->found.name);
     r = w->matrix ? load_matrix(l, w, &t) : load_vector(l, w, &t);
-    if (r >= 0)
+    if (r >= 0) {
         digest_tensor(l, &t);
+        add_to_family(l, &w->found);
+    }
     if (r >= 0 && copy)
         r = l->p->dev->stream_sync(l->p->stream);
     free(copy);
@@ -326,6 +342,7 @@ static int load_all(struct loader *l)
 {
     uint64_t done = 0;
     crypto_generichash_init(&l->digest, NULL, 0, WEIGHTS_DIGEST_BYTES);
+    crypto_generichash_init(&l->family, NULL, 0, WEIGHTS_DIGEST_BYTES);
     for (size_t i = 0; i < l->n_wanted; i++) {
         const struct wanted *w = &l->wanted[i];
         if (!w->found.data)
@@ -338,6 +355,7 @@ static int load_all(struct loader *l)
             l->p->progress(l->p->progress_arg, done, l->weights->file_bytes);
     }
     crypto_generichash_final(&l->digest, l->weights->digest, WEIGHTS_DIGEST_BYTES);
+    crypto_generichash_final(&l->family, l->weights->family, WEIGHTS_DIGEST_BYTES);
     if (l->p->config->tied_embeddings)
         tie_head(l);
     int r = l->p->dev->stream_sync(l->p->stream); /* the files may be closed now */

@@ -34,6 +34,7 @@ struct model_weights {
     void **memory;                      /* [n_memory] every allocation, in order */
     size_t n_memory;
     uint64_t file_bytes;                /* of the tensors that were loaded */
+    uint8_t family[WEIGHTS_DIGEST_BYTES]; /* the same on every rank: BLAKE2b-256 over name, dtype and shape of every whole tensor and a sample of its bytes (both ends) */
     uint8_t digest[WEIGHTS_DIGEST_BYTES]; /* BLAKE2b-256 over name, dtype, shape and XXH3-128 of the bytes of every loaded tensor, in loading order */
 };
 

@@ -5,7 +5,7 @@
 
 static void write_model(const struct plan_report *p, struct json_writer *w)
 {
-    const struct model_config *m = &p->model;
+    const struct model_config *m = &p->whole;
     json_write_kobject(w, "model");
     json_write_kstr(w, "name", m->name);
     json_write_kstr(w, "arch", model_arch_name(m->arch));
@@ -27,6 +27,7 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
     json_write_kint(w, "prompt_tokens", p->n_prompt);
     json_write_kint(w, "max_new", o->max_new);
     json_write_kint(w, "workers", o->workers);
+    json_write_kint(w, "tp", o->tp);
     json_write_kint(w, "budget", o->budget);
     json_write_kint(w, "recent", o->recent);
     json_write_key(w, "fetch");
@@ -43,6 +44,16 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
     json_write_kbool(w, "pool", o->pool);
     json_write_kint(w, "max_running", o->max_running);
     json_write_kstr(w, "device", p->device);
+    json_write_object_end(w);
+}
+
+/* Whose sizes all others are. */
+static void write_rank(const struct plan_report *p, struct json_writer *w)
+{
+    json_write_kobject(w, "rank");
+    json_write_kint(w, "heads", p->model.n_heads);
+    json_write_kint(w, "kv_heads", p->model.n_kv_heads);
+    json_write_kint(w, "ffn_dim", p->model.ffn_dim);
     json_write_object_end(w);
 }
 
@@ -110,6 +121,7 @@ int plan_report_json(const struct plan_report *p, struct buf *out)
     json_write_object(&w);
     write_model(p, &w);
     write_configuration(p, &w);
+    write_rank(p, &w);
     write_weights(p, &w);
     write_pool(p, &w);
     if (p->options->device_memory) {

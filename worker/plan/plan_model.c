@@ -1,6 +1,7 @@
 /* What is planned for: a known model, a GGUF file, a config.json or a folder. Of files only configuration and tensor tables are read. */
 #include "formats/file_map.h"
 #include "worker/model/known_models.h"
+#include "worker/model/model_shard.h"
 #include "worker/plan/plan_report.h"
 #include <errno.h>
 #include <stdio.h>
@@ -34,20 +35,32 @@ static int no_such_model(const char *name, struct error *err)
     return error_set(err, -ENOENT, "--model %.100s: there is no such file or folder, and it is none of the known models: %s", name, names);
 }
 
-/* The tensors of a GGUF file or of a folder's safetensors; a folder without any is planned like a config.json. */
-static int measure_files(const char *path, const struct model_weights_params *params, struct plan_report *report, struct error *err)
+/* Rank 0 has the largest share of everything. */
+static int take_part(const struct plan_options *o, int ffn_unit, struct plan_report *report, struct error *err)
 {
+    struct error reason = {""};
+    report->whole = report->model;
+    const int r = model_shard_split(&report->whole, 0, (int)o->tp, ffn_unit, &report->model, &reason);
+    return r < 0 ? error_set(err, r, "--tp %lld: %.400s", (long long)o->tp, reason.text) : 0;
+}
+
+/* The tensors of a GGUF file or of a folder's safetensors; a folder without any is planned like a config.json. */
+static int measure_files(const struct plan_options *o, const struct model_weights_params *params, struct plan_report *report, struct error *err)
+{
+    const char *path = o->model;
     struct model_weights_params p = *params;
     struct weight_source source = {0};
     struct stat st;
     const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     int r = weight_source_open(path, &source, err);
     if (r == -ENOENT && folder)
-        return 0;
+        return take_part(o, 1, report, err);
     if (r < 0)
         return r;
     p.source = &source;
-    r = model_weights_measure(&p, WEIGHT_BF16, &report->stored, err);
+    r = take_part(o, model_weights_ffn_unit(&source, report->model.n_layers), report, err);
+    if (r >= 0)
+        r = model_weights_measure(&p, WEIGHT_BF16, &report->stored, err);
     weight_source_close(&source);
     if (r >= 0 && report->stored.has_key_bias)
         report->model.qkv_bias = true;
@@ -87,8 +100,8 @@ int plan_model_read(const struct plan_options *o, const struct kernel_ops *ops, 
     } else {
         r = json ? read_json(o->model, &report->model, err) : model_config_load(o->model, &report->model, err);
     }
-    if (r >= 0 && exists && !json)
-        r = measure_files(o->model, &params, report, err);
+    if (r >= 0)
+        r = exists && !json ? measure_files(o, &params, report, err) : take_part(o, 1, report, err);
     if (r >= 0)
         r = choose_weights(o, &params, report, err);
     if (r < 0)

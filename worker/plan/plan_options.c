@@ -1,4 +1,5 @@
 #include "worker/plan/plan_options.h"
+#include "kernels/collective.h"
 #include "proto/base/base_assert.h"
 #include "proto/option_choices.h"
 
@@ -13,6 +14,8 @@ static const struct option_spec specs[] = {
      .help = "tokens of prompt and answer; 0: as many as the model allows"},
     {.name = "max-new", .kind = OPTION_INT, FIELD(max_new), .fallback = "512", .min = 0, .max = 1 << 24, .metavar = "N", .help = "tokens of the answer, part of the context"},
     {.name = "workers", .kind = OPTION_INT, FIELD(workers), .fallback = "1", .min = 1, .max = 256, .metavar = "N", .help = "worker processes on the host, one a device"},
+    {.name = "tp", .kind = OPTION_INT, FIELD(tp), .fallback = "1", .min = 1, .max = COLLECTIVE_MAX_RANKS, .metavar = "N",
+     .help = "tensor parallelism: ranks of a worker, one a device; sizes are then those of one rank, the largest"},
     {.name = "device-memory", .kind = OPTION_BYTES, FIELD(device_memory), .fallback = "0", .min = 0, .max = INT64_MAX, .metavar = "BYTES",
      .help = "memory of one device, weights included: how many sequences fit; 0: not asked"},
     {.name = "weights", .kind = OPTION_ENUM, FIELD(weights), .fallback = "stored", .choices = weights,
@@ -47,6 +50,7 @@ const struct option_set plan_option_set = {
     .examples = "  tidepool plan --model Llama-3.1-8B --context 131072 --budget 4096\n"
                 "  tidepool plan --model Qwen2.5-32B --context 32768 --weights q4_k --device-memory 48G\n"
                 "  tidepool plan --model models/SmolLM2-135M-Instruct.Q4_1.gguf --workers 2 --device-memory 2G --json\n"
+                "  tidepool plan --model Llama-3.1-70B --context 131072 --tp 4 --device-memory 80G\n"
                 "  tidepool plan --model /srv/models/llama/config.json --context 65536 --selector streaming\n",
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),

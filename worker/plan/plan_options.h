@@ -9,7 +9,7 @@ enum { PLAN_WEIGHTS_STORED = 0 /* otherwise enum weight_dtype + 1 */ };
 struct plan_options {
     const char *model, *selector, *scorer;
     int kv_format, fetch_unit, prefill, bridge, device, isa, weights;
-    int64_t context, max_new, workers, device_memory, budget, recent, fetch, chunk, max_running, threads;
+    int64_t context, max_new, workers, tp, device_memory, budget, recent, fetch, chunk, max_running, threads;
     bool pool, json;
 };
 

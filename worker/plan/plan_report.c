@@ -103,6 +103,7 @@ static int open_device(const struct plan_options *o, struct memory_plan_params *
         return r;
     p->dev = backend->device;
     p->ops = backend->ops;
+    p->collective = o->tp > 1 ? backend->collective : NULL;
     p->dev->properties(p->device, &properties);
     snprintf(report->device, sizeof(report->device), "%s", properties.name);
     r = p->dev->stream_create(p->device, &p->stream);

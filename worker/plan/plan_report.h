@@ -14,7 +14,7 @@ extern const char *const plan_order_names[PLAN_ORDER_COUNT]; /* "layer-major", .
 
 struct plan_report {
     const struct plan_options *options;
-    struct model_config model;
+    struct model_config whole, model;       /* model: the part of rank 0, which is the largest; the whole with --tp 1 */
     struct model_weights_size stored, bf16; /* stored: zeros for a model without files */
     size_t weights;                         /* device bytes of the dtype asked for */
     const char *weights_name;               /* "stored", "q4_k" */

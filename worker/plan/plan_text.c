@@ -69,7 +69,7 @@ static int header_row(struct buf *out, const char *title)
 static int head(const struct plan_report *p, struct buf *out)
 {
     const struct plan_options *o = p->options;
-    const struct model_config *m = &p->model;
+    const struct model_config *m = &p->whole;
     char prompt[CELL], context[CELL], fetch[CELL];
     if (o->fetch == INT32_MAX)
         snprintf(fetch, sizeof(fetch), "all");
@@ -77,6 +77,9 @@ static int head(const struct plan_report *p, struct buf *out)
         snprintf(fetch, sizeof(fetch), "%lld", (long long)o->fetch);
     int r = buf_printf(out, "model          %s: %d layers, %d heads, %d KV heads of %d, width %d, vocabulary %d\n", m->name, m->n_layers, m->n_heads, m->n_kv_heads,
                        m->head_dim, m->dim, m->n_vocab);
+    if (r >= 0 && o->tp > 1)
+        r = buf_printf(out, "rank           the first of %lld, which is the largest: %d heads, %d KV heads, MLP width %d of %d; sizes of a worker are those of one rank\n", (long long)o->tp,
+                       p->model.n_heads, p->model.n_kv_heads, p->model.ffn_dim, m->ffn_dim);
     if (r >= 0 && m->note[0])
         r = buf_printf(out, "note           %s\n", m->note);
     if (r >= 0)
@@ -93,12 +96,13 @@ static int weights_and_pool(const struct plan_report *p, struct buf *out)
 {
     const struct memory_plan *plan = &p->orders[PLAN_LAYER];
     char a[CELL], b[CELL], c[CELL];
-    int r = buf_printf(out, "weights        %s a worker (%s); %s in bf16", size_text(p->weights, a), p->weights_name, size_text(p->bf16.device_bytes, b));
+    int r = buf_printf(out, "weights        %s a %s (%s); %s in bf16", size_text(p->weights, a), p->options->tp > 1 ? "rank" : "worker", p->weights_name, size_text(p->bf16.device_bytes, b));
     if (r >= 0 && p->stored.file_bytes)
         r = buf_printf(out, "; %s in the files", size_text((size_t)p->stored.file_bytes, a));
     if (r >= 0)
-        r = buf_printf(out, "\npool           %s bytes a token, %s a block of %d tokens: %s for this request, once for all workers of the host\n",
-                       count_text(plan->block_bytes[0] / BLOCK_TOKENS, a), size_text(plan->block_bytes[0], b), BLOCK_TOKENS, size_text(plan->pool_bytes, c));
+        r = buf_printf(out, "\npool           %s bytes a token, %s a block of %d tokens: %s for this request, once for all workers of the host%s\n",
+                       count_text(plan->block_bytes[0] / BLOCK_TOKENS, a), size_text(plan->block_bytes[0], b), BLOCK_TOKENS, size_text(plan->pool_bytes, c),
+                       p->options->tp > 1 ? ", and as much or less for each other rank" : "");
     return r;
 }
 
@@ -189,8 +193,10 @@ static int advice(const struct plan_report *p, struct buf *out)
         return 0;
     if (n == 0)
         return buf_append_str(out, "\nNot one such request fits: lower --context, --budget or --chunk, or choose smaller --weights or a larger device.\n");
-    const size_t pool = (p->orders[PLAN_LAYER].pool_bytes * n * (size_t)o->workers + unit - 1) / unit * unit;
+    const size_t pool = (p->orders[PLAN_LAYER].pool_bytes * n * (size_t)(o->workers * o->tp) + unit - 1) / unit * unit;
     int r = buf_printf(out, "\nServe with --memory-limit %zu --max-running %zu", memory - p->weights, n);
+    if (r >= 0 && o->tp > 1)
+        r = buf_printf(out, " --tp %lld", (long long)o->tp);
     if (r >= 0 && o->pool)
         r = buf_printf(out, " --pool-size %zuM, if all that run have documents of their own", pool >> 20);
     if (r >= 0 && allowed > n)
@@ -200,14 +206,14 @@ static int advice(const struct plan_report *p, struct buf *out)
 
 static int workers(const struct plan_report *p, struct buf *out)
 {
-    const size_t n = (size_t)p->options->workers;
+    const size_t n = (size_t)p->options->workers, n_ranks = n * (size_t)p->options->tp;
     const struct memory_plan *plan = &p->orders[PLAN_LAYER];
     char a[CELL], b[CELL], c[CELL];
     if (n < 2)
         return 0;
     return buf_printf(out, "\n%zu workers, each with such a request, layer-major: %s of devices (on a CPU host: of its memory), %s of bookkeeping, and a pool of %s if the requests share "
-                           "nothing\n", n, size_text(n * (p->weights + plan->peak_total), a), size_text(n * (plan->host_engine + plan->host_sequence), b),
-                      size_text(n * plan->pool_bytes, c));
+                           "nothing\n", n, size_text(n_ranks * (p->weights + plan->peak_total), a), size_text(n_ranks * (plan->host_engine + plan->host_sequence), b),
+                      size_text(n_ranks * plan->pool_bytes, c));
 }
 
 int plan_report_text(const struct plan_report *report, struct buf *out)

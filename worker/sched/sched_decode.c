@@ -41,8 +41,7 @@ static void finish(struct scheduler *s, struct job *job, enum job_end end, int32
         .decode_us = clock_now_us() - job->prefilled_us,
     };
     job_list_remove(&s->running, job);
-    sequence_retire_answer(job->sequence);
-    job_free(job);
+    job_free(s, job, true);
     s->config.sink.finished(s->config.sink.arg, id, &finished);
 }
 
@@ -165,7 +164,7 @@ int sched_decode_step(struct scheduler *s)
     }
     if (!n)
         return 0;
-    rc = engine_decode(s->config.engine, s->batch, s->batch_tokens, n);
+    rc = group_decode(s->config.group, s->config.engine, s->batch, s->batch_tokens, n);
     if (rc < 0)
         return step_failed(s, rc);
     for (int i = 0; i < n; i++)

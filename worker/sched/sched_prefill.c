@@ -8,7 +8,7 @@ enum { PROGRESS_INTERVAL_US = 1000000, SHORT_PROMPT_RATIO = 4 };
 
 /* ---- starting ---- */
 
-/* Tries to start one waiting job. 1: started or ended, 0: it has to wait for memory. */
+/* Tries to start one waiting job. 1: started or ended, 0: it has to wait for memory, negative: the device, or the group of ranks, is at its end. */
 static int start(struct scheduler *s, struct job *job)
 {
     const struct job_params *p = &job->params;
@@ -29,9 +29,11 @@ static int start(struct scheduler *s, struct job *job)
     if (rc == 0)
         return 0;
     if (rc > 0)
-        rc = sequence_create(s->config.engine, &request, &job->sequence, &err);
+        rc = group_sequence_create(s->config.group, s->config.engine, &request, &job->sequence, &err);
     if (rc == -EAGAIN)
         return 0;
+    if (rc == -EIO)
+        return rc;
     if (rc < 0) {
         job_fail(s, &s->waiting, job, rc == -E2BIG ? JOB_FAILED_TOO_LONG : rc == -EINVAL ? JOB_FAILED_INVALID : JOB_FAILED_OVERLOADED, err.text);
         return 1;
@@ -59,7 +61,10 @@ int sched_start_waiting(struct scheduler *s)
         struct job *job = s->prefilling.first ? short_job(s) : s->waiting.first;
         if (!job)
             return 0;
-        if (start(s, job))
+        const int rc = start(s, job);
+        if (rc < 0)
+            return rc;
+        if (rc > 0)
             continue;
         if (s->prefilling.n + s->running.n > 0)
             return 0;
@@ -112,7 +117,7 @@ int sched_prefill_unit(struct scheduler *s)
     if (!job)
         return 0;
     s->unit_last = job;
-    rc = sequence_prefill_step(job->sequence);
+    rc = group_sequence_prefill_step(s->config.group, job->sequence);
     if (rc < 0)
         return job_engine_failed(s, &s->prefilling, job, rc, "prefill");
     if (rc > 0) {

@@ -37,9 +37,9 @@ static struct job *job_list_find(const struct job_list *list, uint64_t id)
 
 /* ---- ends ---- */
 
-void job_free(struct job *job)
+void job_free(struct scheduler *s, struct job *job, bool retire_answer)
 {
-    sequence_free(job->sequence);
+    group_sequence_free(s->config.group, job->sequence, retire_answer);
     token_counts_fini(&job->counts);
     job_params_free(&job->params);
     free(job);
@@ -57,7 +57,7 @@ void job_fail(struct scheduler *s, struct job_list *list, struct job *job, enum 
     uint64_t id = job->params.id;
 
     job_remove(s, list, job);
-    job_free(job);
+    job_free(s, job, false);
     s->config.sink.failed(s->config.sink.arg, id, failure, text);
 }
 
@@ -83,7 +83,7 @@ static void list_cancel(struct scheduler *s, struct job_list *list)
     while (list->first) {
         struct job *job = list->first;
         job_remove(s, list, job);
-        job_free(job);
+        job_free(s, job, false);
     }
 }
 
@@ -96,9 +96,7 @@ bool scheduler_cancel(struct scheduler *s, uint64_t id)
         if (!job)
             continue;
         job_remove(s, lists[i], job);
-        if (job->sequence)
-            sequence_retire_answer(job->sequence);
-        job_free(job);
+        job_free(s, job, true);
         return true;
     }
     return false;

@@ -9,6 +9,7 @@
  *    next position. */
 #pragma once
 #include "worker/cache/engine.h"
+#include "worker/group/rank_group.h"
 #include "worker/sched/job_params.h"
 
 struct scheduler;
@@ -44,7 +45,8 @@ struct scheduler_sink {
 };
 
 struct scheduler_config {
-    struct engine *engine;         /* borrowed, like ops and stream */
+    struct engine *engine;         /* borrowed, like group, ops and stream */
+    struct rank_group *group;      /* the other ranks, which make the engine's calls too; NULL: there are none */
     const struct kernel_ops *ops;
     struct stream *stream;
     int n_vocab;

@@ -35,8 +35,8 @@ void job_list_add(struct job_list *list, struct job *job);
 void job_list_remove(struct job_list *list, struct job *job);
 /* Prompt tokens that a job in `prefilling` has still to compute, by its units. */
 uint64_t job_prompt_left(const struct job *job);
-/* Frees the job, which is in no list. */
-void job_free(struct job *job);
+/* Frees the job, which is in no list. With retire_answer nobody will go on with its answer. */
+void job_free(struct scheduler *s, struct job *job, bool retire_answer);
 /* Takes the job from its list, tells the sink and frees it. */
 void job_fail(struct scheduler *s, struct job_list *list, struct job *job, enum job_failure failure, const char *text);
 /* An error of the engine: the job fails; -ENOMEM, -EINVAL, -ENOTSUP and -ERANGE concern the job alone (0), others the device (the error). */

@@ -22,7 +22,7 @@ enum { STORE_CONNECT_US = 3000000, STORE_DEADLINE_US = 50000 };
 static int open_device(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
-    struct device_config config = {.n_threads = (int)o->threads, .isa = (enum cpu_isa)o->isa};
+    struct device_config config = {.n_threads = (int)o->threads, .isa = (enum cpu_isa)o->isa, .ordinal = (int)o->gpu};
     const struct kernel_backend *backend;
     struct device_properties properties;
     struct error note;
@@ -30,6 +30,7 @@ static int open_device(struct worker *w, struct error *err)
 
     if (!config.n_threads) {
         long n = sysconf(_SC_NPROCESSORS_ONLN);
+        n /= o->tp; /* ranks of a host share it */
         config.n_threads = n < 1 ? 1 : n > 256 ? 256 : (int)n;
     }
     rc = backend_open((enum backend_choice)o->device, &config, &backend, &w->device, &note, err);
@@ -37,6 +38,7 @@ static int open_device(struct worker *w, struct error *err)
         return rc;
     w->dev = backend->device;
     w->ops = backend->ops;
+    w->collective_ops = backend->collective;
     w->dev->properties(w->device, &properties);
     LOG_INFO("device_opened", LOG_STR("device", properties.name), LOG_STR("note", note.text));
     rc = w->dev->stream_create(w->device, &w->stream);
@@ -46,7 +48,7 @@ static int open_device(struct worker *w, struct error *err)
 static int open_model(struct worker *w, struct error *err)
 {
     const struct model_open_params params = {
-        .path = w->options->model, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
+        .path = w->options->model, .rank = (int)w->options->tp_rank, .n_ranks = (int)w->options->tp, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
     uint64_t started_us = clock_now_us();
     const char *slash = strrchr(w->options->model, '/');
     const struct model_config *c;
@@ -81,7 +83,8 @@ static void store_changed(bool connected, void *arg)
         LOG_INFO("store_connected", LOG_STR("store", w->options->store), LOG_INT("pool_bytes", info.pool_bytes));
     else
         LOG_WARN("store_lost", LOG_STR("error", info.error.text));
-    router_link_announce(w->link);
+    if (w->link)
+        router_link_announce(w->link);
 }
 
 /* Kernels read the pool where it lies. A pool that the device does not take is no pool: the worker goes on without, and the client tries again as it does with a store that is gone. */
@@ -167,6 +170,7 @@ static int open_engine(struct worker *w, struct error *err)
         .page_cache = o->page_cache == INT64_MAX ? PAGE_CACHE_AUTO : (size_t)o->page_cache,
         .memory_limit = (size_t)o->memory_limit,
         .store_deadline_us = STORE_DEADLINE_US,
+        .peers = worker_ranks_peers(w),
     };
     struct device_properties properties;
     int rc;
@@ -192,6 +196,7 @@ static int open_schedule(struct worker *w, struct error *err)
 {
     const struct scheduler_config config = {
         .engine = w->engine,
+        .group = w->group,
         .ops = w->model->ops,
         .stream = w->stream,
         .n_vocab = w->limits.n_vocab,
@@ -200,8 +205,13 @@ static int open_schedule(struct worker *w, struct error *err)
         .sink = worker_sink(w),
     };
     const struct router_link_config link = {.endpoint = w->options->router, .name = w->options->name, .events = worker_link_events(w)};
-    int rc = scheduler_create(&config, &w->scheduler);
+    int rc;
 
+    if (w->follower)
+        return 0;
+    rc = w->group ? rank_group_serve(w->group, w->loop) : 0;
+    if (rc == 0)
+        rc = scheduler_create(&config, &w->scheduler);
     if (rc < 0)
         return error_set(err, rc, "scheduler: %s", strerror(-rc));
     return router_link_create(w->loop, &link, &w->link, err);
@@ -213,10 +223,16 @@ static void on_stop_signal(int signal, void *arg)
 {
     struct worker *w = arg;
 
+    if (!w->draining && w->follower) {
+        w->draining = true;
+        rank_follower_drain(w->follower);
+        return;
+    }
     if (!w->draining) {
         worker_drain(w, signal == SIGTERM ? "SIGTERM" : "SIGINT");
         return;
     }
+    w->follower_result = -ECANCELED;
     LOG_WARN("stopping", LOG_STR("why", "second signal"));
     w->stopped = true;
     loop_stop(w->loop);
@@ -264,9 +280,15 @@ int worker_create(const struct worker_options *options, struct worker **ret_work
         goto fail;
     }
     /* Signals come after the model: until then they end the process at once. */
-    rc = open_device(w, err);
+    rc = worker_ranks_start(w, err);
+    if (rc == 0)
+        rc = open_device(w, err);
+    if (rc == 0)
+        rc = worker_ranks_meet(w, err);
     if (rc == 0)
         rc = open_model(w, err);
+    if (rc == 0)
+        rc = worker_ranks_load(w, err);
     if (rc == 0)
         rc = open_store(w, err);
     if (rc == 0)
@@ -277,7 +299,7 @@ int worker_create(const struct worker_options *options, struct worker **ret_work
         rc = open_signals(w, err);
     if (rc < 0)
         goto fail;
-    LOG_INFO("worker_ready", LOG_STR("worker", options->name), LOG_STR("router", options->router), LOG_STR("engine", w->description),
+    LOG_INFO(w->follower ? "rank_ready" : "worker_ready", LOG_STR("worker", options->name), LOG_STR("router", options->router ? options->router : "none"), LOG_STR("engine", w->description),
              LOG_INT("context", w->limits.max_context), LOG_INT("max_running", options->max_running));
     *ret_worker = w;
     return 0;
@@ -294,32 +316,48 @@ void worker_free(struct worker *w)
         loop_source_free(w->signals[i]);
     scheduler_free(w->scheduler);
     router_link_free(w->link);
+    worker_ranks_stop(w);
     engine_free(w->engine);
+    worker_ranks_free(w);
     kv_client_free(w->store);
     model_close(w->model);
     if (w->stream)
         w->dev->stream_free(w->stream);
     if (w->device)
         w->dev->close(w->device);
+    rank_follower_free(w->follower);
     loop_free(w->loop);
     free(w);
 }
 
+/* One turn: what has arrived, then one unit of work. Negative: the process cannot go on. */
+static int turn(struct worker *w)
+{
+    int rc = scheduler_has_work(w->scheduler) ? loop_poll(w->loop) : loop_run(w->loop);
+
+    if (rc < 0) {
+        LOG_ERROR("loop_failed", LOG_STR("error", strerror(-rc)));
+        return rc;
+    }
+    if (rank_group_take_drain(w->group) && !w->draining)
+        worker_drain(w, "a rank was asked to end");
+    if (scheduler_has_work(w->scheduler)) {
+        rc = scheduler_step(w->scheduler);
+        if (rc < 0)
+            LOG_ERROR("engine_failed", LOG_STR("error", strerror(-rc)), LOG_STR("group", rank_group_failure(w->group)));
+    } else if (*rank_group_failure(w->group)) {
+        LOG_ERROR("group_failed", LOG_STR("why", rank_group_failure(w->group)));
+        rc = -EIO;
+    }
+    return rc;
+}
+
 int worker_run(struct worker *w)
 {
-    while (!w->stopped && !(w->draining && !scheduler_has_work(w->scheduler))) {
-        int rc = scheduler_has_work(w->scheduler) ? loop_poll(w->loop) : loop_run(w->loop);
-        if (rc < 0) {
-            LOG_ERROR("loop_failed", LOG_STR("error", strerror(-rc)));
+    if (w->follower)
+        return worker_follow(w);
+    while (!w->stopped && !(w->draining && !scheduler_has_work(w->scheduler)))
+        if (turn(w) < 0)
             return 1;
-        }
-        if (!scheduler_has_work(w->scheduler))
-            continue;
-        rc = scheduler_step(w->scheduler);
-        if (rc < 0) {
-            LOG_ERROR("engine_failed", LOG_STR("error", strerror(-rc)));
-            return 1;
-        }
-    }
     return w->stopped && scheduler_has_work(w->scheduler);
 }

@@ -1,5 +1,6 @@
 #include "worker/sched/worker_options.h"
 
+#include "kernels/collective.h"
 #include "proto/base/base_assert.h"
 #include "proto/base/log.h"
 #include "proto/option_choices.h"
@@ -8,7 +9,7 @@
 static const struct option_spec specs[] = {
     {.name = "model", .kind = OPTION_STR, FIELD(model), .metavar = "PATH",
      .help = "GGUF file, or a folder with config.json and *.safetensors"},
-    {.name = "router", .kind = OPTION_STR, FIELD(router), .metavar = "ENDPOINT", .help = "ZeroMQ endpoint of the router"},
+    {.name = "router", .kind = OPTION_STR, FIELD(router), .optional = true, .metavar = "ENDPOINT", .help = "ZeroMQ endpoint of the router; required but for followers (--tp-rank)"},
     {.name = "store", .kind = OPTION_STR, FIELD(store), .optional = true, .metavar = "PATH",
      .help = "unix socket of the kvstore; without it nothing is shared"},
     {.name = "name", .kind = OPTION_STR, FIELD(name), .fallback = "worker-0", .metavar = "NAME", .help = "name among the router's workers"},
@@ -36,6 +37,8 @@ static const struct option_spec specs[] = {
      .help = "hidden states of a prompt between two layers: on the device, in pinned host memory, or there only where --memory-limit is short; nothing but the device on a CPU"},
     {.name = "device", .kind = OPTION_ENUM, FIELD(device), .fallback = "auto", .choices = device_choices,
      .help = "what computes: a GPU where this build and this host have one, else the CPU; or one of them"},
+    {.name = "gpu", .kind = OPTION_INT, FIELD(gpu), .fallback = "0", .min = 0, .max = 1023, .metavar = "N",
+     .help = "which of the host's GPUs; followers that the worker starts take the next ones"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N",
      .help = "compute threads; 0: one a processor"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices,
@@ -52,6 +55,15 @@ static const struct option_spec specs[] = {
      .help = "device memory for fetched sub-pages, at most what requests leave of --memory-limit; auto: all of that"},
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off",
      .help = "blocks made while decoding may serve other prompts"},
+    {.name = "tp", .kind = OPTION_INT, FIELD(tp), .fallback = "1", .min = 1, .max = COLLECTIVE_MAX_RANKS, .metavar = "N",
+     .help = "tensor parallelism: ranks that share the model's heads, one process and GPU each; the worker is rank 0 and starts the others"},
+    {.name = "tp-listen", .kind = OPTION_STR, FIELD(tp_listen), .optional = true, .metavar = "PATH",
+     .help = "with --tp: the other ranks are not started but come to this unix socket"},
+    {.name = "tp-rank", .kind = OPTION_INT, FIELD(tp_rank), .fallback = "0", .min = 0, .max = COLLECTIVE_MAX_RANKS - 1, .metavar = "N",
+     .help = "be a follower: rank 1 to N-1 of a group of --tp N whose leader is at --tp-leader"},
+    {.name = "tp-leader", .kind = OPTION_STR, FIELD(tp_leader), .optional = true, .metavar = "PATH", .help = "with --tp-rank: the leader's --tp-listen"},
+    {.name = "tp-timeout", .kind = OPTION_INT, FIELD(tp_timeout), .fallback = "60", .min = 1, .max = 3600, .metavar = "SECONDS",
+     .help = "how long ranks wait for one another, to join and at work, before the group is given up"},
     {.name = "log-level", .kind = OPTION_ENUM, FIELD(log_level), .fallback = "info", .choices = log_level_choices, .help = "least level that is logged"},
     {.name = "log-format", .kind = OPTION_ENUM, FIELD(log_format), .fallback = "logfmt", .choices = log_format_choices, .help = "form of a log line"},
 };
@@ -62,7 +74,8 @@ const struct option_set worker_option_set = {
     .summary = "Runs a model for a router: layer-major prefill, a fast tier of fixed size, the rest in the host's pool.",
     .examples = "  tidepool-worker --model models/SmolLM2-135M-Instruct.Q4_1.gguf \\\n"
                 "      --router ipc:///run/user/1000/tidepool/router.sock --store /run/user/1000/tidepool/kvstore.sock\n"
-                "  tidepool-worker --model /models/llama --router tcp://10.0.0.1:5555 --name gpu-0 --budget 4096 --fetch all\n",
+                "  tidepool-worker --model /models/llama --router tcp://10.0.0.1:5555 --name gpu-0 --budget 4096 --fetch all\n"
+                "  tidepool-worker --model /models/llama-70b --router tcp://10.0.0.1:5555 --tp 2 --gpu 2    # on GPUs 2 and 3\n",
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),
 };

@@ -1,0 +1,242 @@
+/* A worker with several ranks: options, the followers' command lines, and how the parts of the group are put together. */
+#include "worker/sched/worker_private.h"
+
+#include "proto/base/base_assert.h"
+#include "proto/base/log.h"
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t timeout_us(const struct worker *w)
+{
+    return (uint64_t)w->options->tp_timeout * 1000000;
+}
+
+/* ---- options ---- */
+
+static int check_options(const struct worker_options *o, struct error *err)
+{
+    if (o->tp_rank >= o->tp)
+        return error_set(err, -EINVAL, "--tp-rank %lld: ranks of --tp %lld are 0 to %lld", (long long)o->tp_rank, (long long)o->tp, (long long)o->tp - 1);
+    if (o->tp_rank > 0 && !o->tp_leader)
+        return error_set(err, -EINVAL, "--tp-rank %lld: a follower needs --tp-leader", (long long)o->tp_rank);
+    if (o->tp_rank == 0 && o->tp_leader)
+        return error_set(err, -EINVAL, "--tp-leader %s: only a follower has a leader; which one is it (--tp-rank)?", o->tp_leader);
+    if (o->tp_listen && (o->tp == 1 || o->tp_rank > 0))
+        return error_set(err, -EINVAL, "--tp-listen %s: only the leader of --tp 2 or more listens", o->tp_listen);
+    if (o->tp_rank == 0 && !o->router)
+        return error_set(err, -EINVAL, "--router is required: ZeroMQ endpoint of the router");
+    return 0;
+}
+
+/* What decides what is computed, and so has to be the same on every rank. */
+static const char *const common[] = {"kv-format", "selector",      "budget",      "recent",  "fetch",           "fetch-unit", "scorer", "chunk",
+                                     "prefill",   "prefill-order", "max-running", "context", "reuse-generated", NULL};
+
+static bool is_one_of(const char *name, const char *const *names)
+{
+    while (*names && strcmp(*names, name) != 0)
+        names++;
+    return *names != NULL;
+}
+
+static int make_settings(struct worker *w, struct error *err)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < worker_option_set.n_specs; i++) {
+        const struct option_spec *spec = &worker_option_set.specs[i];
+        char value[256];
+        if (!is_one_of(spec->name, common) || options_format(spec, w->options, value, sizeof(value)) < 0)
+            continue;
+        n += (size_t)snprintf(w->settings + n, sizeof(w->settings) - n, "%s%s=%s", n ? " " : "", spec->name, value);
+        if (n >= sizeof(w->settings))
+            return error_set(err, -EINVAL, "the options are longer than %zu characters", sizeof(w->settings));
+    }
+    return 0;
+}
+
+/* ---- the followers' command lines ---- */
+
+/* What a follower has otherwise than its leader, or not at all. */
+static const char *const own[] = {"router", "name", "gpu", "tp-listen", "tp-rank", "tp-leader", NULL};
+
+enum { ARGS_MAX = 80 };
+struct command_line {
+    char *args[ARGS_MAX + 1];
+    int n;
+    bool failed;
+};
+
+static void add(struct command_line *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add(struct command_line *c, const char *fmt, ...)
+{
+    va_list ap;
+    ASSERT(c->n < ARGS_MAX);
+    va_start(ap, fmt);
+    if (vasprintf(&c->args[c->n], fmt, ap) < 0) {
+        c->args[c->n] = NULL;
+        c->failed = true;
+    } else {
+        c->n++;
+    }
+    va_end(ap);
+}
+
+static void command_line_fini(struct command_line *c)
+{
+    for (int i = 0; i < c->n; i++)
+        free(c->args[i]);
+}
+
+/* Every option as it is in effect here, wherever it came from. */
+static void make_command_line(const struct worker_options *o, int rank, struct command_line *c)
+{
+    add(c, "tidepool-worker");
+    for (size_t i = 0; i < worker_option_set.n_specs; i++) {
+        const struct option_spec *spec = &worker_option_set.specs[i];
+        char value[4096];
+        if (!is_one_of(spec->name, own) && options_format(spec, o, value, sizeof(value)) >= 0)
+            add(c, "--%s=%s", spec->name, value);
+    }
+    add(c, "--name=%.58s.%d", o->name, rank);
+    add(c, "--gpu=%lld", (long long)o->gpu + rank);
+    add(c, "--tp-rank=%d", rank);
+    add(c, "--tp-leader=fd:%d", RANK_CHILD_FD);
+}
+
+static int start_follower(struct worker *w, int rank, struct error *err)
+{
+    struct command_line c = {.n = 0};
+    make_command_line(w->options, rank, &c);
+    const int rc = c.failed ? error_set(err, -ENOMEM, "no memory for the command line of rank %d", rank)
+                            : rank_group_start(w->group, rank, (const char *const *)c.args, err);
+    command_line_fini(&c);
+    if (rc >= 0)
+        LOG_INFO("rank_started", LOG_INT("rank", rank), LOG_INT("pid", rank_group_pid(w->group, rank)));
+    return rc;
+}
+
+/* ---- the group, step by step ---- */
+
+int worker_ranks_start(struct worker *w, struct error *err)
+{
+    const struct worker_options *o = w->options;
+    const struct rank_group_config config = {.degree = (int)o->tp, .timeout_us = timeout_us(w), .settings = w->settings};
+    int rc = check_options(o, err);
+    if (rc < 0 || o->tp == 1)
+        return rc;
+    rc = make_settings(w, err);
+    if (rc < 0 || o->tp_rank > 0)
+        return rc;
+    rc = rank_group_create(&config, &w->group, err);
+    if (rc < 0)
+        return rc;
+    if (o->tp_listen)
+        return rank_group_listen(w->group, o->tp_listen, err);
+    /* The file has been read. A follower has all of it on its command line. */
+    unsetenv("TIDEPOOL_CONFIG");
+    unsetenv("TIDEPOOL_TP_LISTEN");
+    for (int rank = 1; rc >= 0 && rank < o->tp; rank++)
+        rc = start_follower(w, rank, err);
+    return rc;
+}
+
+static int join_leader(struct worker *w, struct error *err)
+{
+    const struct worker_options *o = w->options;
+    const struct rank_follower_config config = {
+        .degree = (int)o->tp, .rank = (int)o->tp_rank, .leader = o->tp_leader, .timeout_us = timeout_us(w), .settings = w->settings};
+    return rank_follower_join(&config, &w->follower, w->communicator, err);
+}
+
+int worker_ranks_meet(struct worker *w, struct error *err)
+{
+    if (w->options->tp == 1)
+        return 0;
+    if (!w->group)
+        return join_leader(w, err);
+    int rc = w->collective_ops->make_id((int)w->options->tp, w->communicator, err);
+    return rc < 0 ? rc : rank_group_meet(w->group, w->communicator, err);
+}
+
+static struct rank_watch *watch_of(struct worker *w)
+{
+    return w->group ? rank_group_watch(w->group) : rank_follower_watch(w->follower);
+}
+
+static int open_collective(struct worker *w, struct error *err)
+{
+    struct collective_config config = {
+        .device = w->device,
+        .rank = (int)w->options->tp_rank,
+        .n_ranks = (int)w->options->tp,
+        .gather_columns = MODEL_GATHER_COLUMNS(&w->model->config),
+        .deadline_us = timeout_us(w),
+    };
+    memcpy(config.id, w->communicator, sizeof(config.id));
+    int rc = w->collective_ops->open(&config, &w->collective, err);
+    if (rc < 0)
+        return rc;
+    rank_watch_collective(watch_of(w), w->collective_ops, w->collective);
+    model_join(w->model, w->collective_ops, w->collective);
+    LOG_INFO("ranks_joined", LOG_INT("rank", config.rank), LOG_INT("ranks", config.n_ranks), LOG_STR("collectives", w->collective_ops->name));
+    return 0;
+}
+
+int worker_ranks_load(struct worker *w, struct error *err)
+{
+    struct rank_identity identity = {.backend = w->dev->name, .model_name = w->model_id};
+    if (w->options->tp == 1)
+        return 0;
+    model_family(w->model, identity.model);
+    int rc = w->group ? rank_group_load(w->group, &identity, err) : rank_follower_load(w->follower, &identity, err);
+    return rc < 0 ? rc : open_collective(w, err);
+}
+
+const struct engine_peers *worker_ranks_peers(struct worker *w)
+{
+    return w->group ? rank_group_peers(w->group) : w->follower ? rank_follower_peers(w->follower) : NULL;
+}
+
+/* ---- a follower at work ---- */
+
+static void on_ended(void *arg, int result, const char *why)
+{
+    struct worker *w = arg;
+    if (result < 0)
+        LOG_ERROR("rank_ended", LOG_INT("rank", w->options->tp_rank), LOG_STR("why", why));
+    w->follower_result = result;
+    w->stopped = true;
+    loop_stop(w->loop);
+}
+
+int worker_follow(struct worker *w)
+{
+    int rc = rank_follower_serve(w->follower, w->loop, w->engine, on_ended, w);
+    while (rc >= 0 && !w->stopped)
+        rc = loop_run(w->loop);
+    if (rc < 0)
+        LOG_ERROR("loop_failed", LOG_STR("error", strerror(-rc)));
+    return rc < 0 || w->follower_result < 0;
+}
+
+/* ---- the end ---- */
+
+void worker_ranks_stop(struct worker *w)
+{
+    rank_group_free(w->group);
+    w->group = NULL;
+    rank_follower_end_sequences(w->follower);
+}
+
+void worker_ranks_free(struct worker *w)
+{
+    if (w->follower)
+        rank_watch_collective(rank_follower_watch(w->follower), NULL, NULL);
+    if (w->collective)
+        w->collective_ops->close(w->collective);
+    w->collective = NULL;
+}
