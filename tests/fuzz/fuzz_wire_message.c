@@ -3,6 +3,7 @@
 #include "proto/base/base_assert.h"
 #include "proto/base/capped_alloc.h"
 #include "proto/wire/engine.pb-c.h"
+#include "proto/wire/group.pb-c.h"
 #include "proto/wire/store.pb-c.h"
 #include <string.h>
 
@@ -39,6 +40,18 @@ static const ProtobufCMessageDescriptor *const messages[] = {
     &tidepool__store__block_events__descriptor,
     &tidepool__store__snapshot_request__descriptor,
     &tidepool__store__snapshot__descriptor,
+    &tidepool__group__hello__descriptor,
+    &tidepool__group__welcome__descriptor,
+    &tidepool__group__loaded__descriptor,
+    &tidepool__group__start__descriptor,
+    &tidepool__group__refusal__descriptor,
+    &tidepool__group__create__descriptor,
+    &tidepool__group__prefill__descriptor,
+    &tidepool__group__decode__descriptor,
+    &tidepool__group__free__descriptor,
+    &tidepool__group__stop__descriptor,
+    &tidepool__group__drain__descriptor,
+    &tidepool__group__agree__descriptor,
 };
 
 static uint8_t *pack(const ProtobufCMessage *message, size_t *ret_n)
