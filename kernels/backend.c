@@ -16,6 +16,7 @@ const struct kernel_backend *cpu_backend(void)
         .name = "cpu",
         .device = cpu_device_ops(),
         .ops = cpu_kernel_ops(),
+        .stored_ops = cpu_kernel_ops(),
         .collective = shm_collective_ops(),
         .missing = "",
     };
@@ -35,7 +36,7 @@ int backend_check(const struct kernel_backend *backend, struct error *err)
 {
     if (backend->abi != KERNEL_BACKEND_ABI || backend->table_bytes != KERNEL_BACKEND_TABLE_BYTES)
         return error_set(err, -ENOTSUP, "the %s plugin was built from other headers", backend->name);
-    if (has_empty_slot(backend->device, sizeof *backend->device) || has_empty_slot(backend->ops, sizeof *backend->ops) ||
+    if (has_empty_slot(backend->device, sizeof *backend->device) || has_empty_slot(backend->ops, sizeof *backend->ops) || has_empty_slot(backend->stored_ops, sizeof *backend->stored_ops) ||
         has_empty_slot(backend->collective, sizeof *backend->collective))
         return error_set(err, -ENOTSUP, "the %s plugin has an empty slot", backend->name);
     if (*backend->missing)

@@ -6,7 +6,7 @@
 #include "proto/base/error.h"
 
 enum {
-    KERNEL_BACKEND_ABI = 2,
+    KERNEL_BACKEND_ABI = 3,
     KERNEL_BACKEND_TABLE_BYTES = sizeof(struct device_ops) + sizeof(struct kernel_ops) + sizeof(struct collective_ops),
 };
 
@@ -16,6 +16,7 @@ struct kernel_backend {
     const char *name;      /* "cpu", "cuda" */
     const struct device_ops *device;
     const struct kernel_ops *ops;
+    const struct kernel_ops *stored_ops; /* the same on weights that stay in the file's format, where `ops` keeps them in a larger one; else `ops` itself */
     const struct collective_ops *collective; /* for ranks of a group that all use this backend */
     const char *missing;   /* what it cannot do yet, comma-separated: those ops return -ENOTSUP; "" when complete */
 };

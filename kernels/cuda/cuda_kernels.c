@@ -2,6 +2,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/nccl_collective.h"
+#include "kernels/cuda/weight_stored.h"
 #include "proto/base/base_assert.h"
 
 /* Ops run one at a time: the most that one of them takes. */
@@ -42,6 +43,18 @@ const struct kernel_ops *cuda_kernel_ops(void)
     return &ops;
 }
 
+/* The same, but for the ops that see weights. */
+static const struct kernel_ops *stored_kernel_ops(void)
+{
+    static struct kernel_ops ops;
+    ops = *cuda_kernel_ops();
+    ops.weight_bytes = cuda_stored_weight_bytes;
+    ops.weight_pack = cuda_stored_weight_pack;
+    ops.matmul = cuda_stored_matmul;
+    ops.embed = cuda_stored_embed;
+    return &ops;
+}
+
 __attribute__((visibility("default"))) const struct kernel_backend *tidepool_cuda_backend(void);
 
 const struct kernel_backend *tidepool_cuda_backend(void)
@@ -53,6 +66,7 @@ const struct kernel_backend *tidepool_cuda_backend(void)
         .name = "cuda",
         .device = cuda_device_ops(),
         .ops = cuda_kernel_ops(),
+        .stored_ops = stored_kernel_ops(),
         .collective = nccl_collective_ops(),
         .missing = "",
     };

@@ -1,7 +1,10 @@
 /* y_i = x W_i^T (+ bias) (+ residual): cuBLAS over bf16 operands with fp32 sums. x is rounded to bf16 into the device's fixed scratch, in lots of rows that fit; a residual that is y
  * itself is summed by the GEMM, another one and the bias by a pass over y (so y + bias comes last there, which is the CPU's sum but for a rounding).
+ * Weights kept as the file has them (weight_stored.h) are expanded in lots of rows into the other half of that scratch, a GEMM each: the same operands, at the price of a pass over the
+ * weights for every call.
  * cuBLAS chooses its algorithm by shape, so, unlike on the CPU, an output's last bits may depend on the number of rows. */
 #include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/weight_stored.h"
 #include <errno.h>
 
 enum { MATMUL_OUTS_MAX = 4 };
@@ -29,17 +32,40 @@ __global__ void matmul_add_kernel(float *y, int64_t n, int64_t n_cols, int64_t l
     }
 }
 
+enum { HALF_BYTES = CUDA_FIXED_SCRATCH_BYTES / 2 }; /* of the fixed scratch: x, then expanded weights */
+
+/* y [n, rows] row-major is [rows, n] column-major: y' = W x'. */
+static int gemm(struct stream *s, const bf16_t *x, int64_t n, const bf16_t *w, int64_t n_rows, int64_t n_cols, float add, float *y, int64_t ld_y)
+{
+    const int64_t ld = cuda_weight_ld(n_cols);
+    const float one = 1;
+    return cublas_error(cublasGemmEx(s->device->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n_rows, (int)n, (int)n_cols, &one, w, CUDA_R_16BF, (int)ld, x, CUDA_R_16BF, (int)ld, &add, y, CUDA_R_32F,
+                                     (int)ld_y, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+static int gemm_stored(struct stream *s, const bf16_t *x, int64_t n, const struct weight *w, float add, float *y, int64_t ld_y)
+{
+    const int64_t ld = cuda_weight_ld(w->n_cols), lot = HALF_BYTES / (ld * (int64_t)sizeof(bf16_t));
+    bf16_t *expanded = (bf16_t *)((uint8_t *)s->device->fixed_scratch + HALF_BYTES);
+    int r = 0;
+    for (int64_t row = 0; r == 0 && row < w->n_rows; row += lot) {
+        const int64_t rows = w->n_rows - row < lot ? w->n_rows - row : lot;
+        const uint8_t *src = (const uint8_t *)w->packed + cuda_stored_weight_bytes(w->dtype, row, w->n_cols);
+        r = cuda_weight_expand(s, w->dtype, src, rows, w->n_cols, expanded);
+        if (r == 0)
+            r = gemm(s, x, n, expanded, rows, w->n_cols, add, y + row, ld_y);
+    }
+    return r;
+}
+
 /* Rows [row, row + n) of one output. */
-static int matmul_lot(struct stream *s, const bf16_t *x, int64_t row, int64_t n, const struct matmul_out *out)
+static int matmul_lot(struct stream *s, const bf16_t *x, int64_t row, int64_t n, const struct matmul_out *out, bool stored)
 {
     const struct weight *w = out->w;
-    const int64_t ld = cuda_weight_ld(w->n_cols);
     float *y = out->y + row * out->ld_y;
-    const float one = 1, add = out->residual == out->y ? 1.0f : 0.0f;
+    const float add = out->residual == out->y ? 1.0f : 0.0f;
     const float *residual = out->residual && add == 0 ? out->residual + row * out->ld_y : nullptr;
-    /* Row-major y [n, rows] is column-major [rows, n]: y' = W x'. */
-    int r = cublas_error(cublasGemmEx(s->device->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)w->n_rows, (int)n, (int)w->n_cols, &one, w->packed, CUDA_R_16BF, (int)ld, x, CUDA_R_16BF, (int)ld,
-                                      &add, y, CUDA_R_32F, (int)out->ld_y, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    int r = stored && cuda_weight_stays(w->dtype) ? gemm_stored(s, x, n, w, add, y, out->ld_y) : gemm(s, x, n, (const bf16_t *)w->packed, w->n_rows, w->n_cols, add, y, out->ld_y);
     if (r == 0 && (out->bias || residual))
         r = cuda_error(LAUNCH(matmul_add_kernel, blocks_for(n * w->n_rows), BLOCK_THREADS, 0, s->cuda, y, n, w->n_rows, out->ld_y, out->bias, residual));
     return r;
@@ -56,16 +82,16 @@ static int check(int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_o
         if (w->n_rows > INT32_MAX || w->n_cols > INT32_MAX || outs[i].ld_y > INT32_MAX)
             return -ENOTSUP;
     }
-    return cuda_weight_ld(outs[0].w->n_cols) * (int64_t)sizeof(bf16_t) > CUDA_FIXED_SCRATCH_BYTES ? -ENOTSUP : 0;
+    return cuda_weight_ld(outs[0].w->n_cols) * (int64_t)sizeof(bf16_t) > HALF_BYTES ? -ENOTSUP : 0;
 }
 
-extern "C" int cuda_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs, bool stored)
 {
     void *scratch;
     int r = check(n, ld_x, outs, n_outs);
     if (r < 0 || n == 0)
         return r;
-    const int64_t n_cols = outs[0].w->n_cols, ld = cuda_weight_ld(n_cols), lot = CUDA_FIXED_SCRATCH_BYTES / (ld * (int64_t)sizeof(bf16_t));
+    const int64_t n_cols = outs[0].w->n_cols, ld = cuda_weight_ld(n_cols), lot = HALF_BYTES / (ld * (int64_t)sizeof(bf16_t));
     r = stream_fixed(s, &scratch);
     if (r == 0)
         r = cublas_error(cublasSetStream(s->device->blas, s->cuda));
@@ -75,7 +101,17 @@ extern "C" int cuda_matmul(struct stream *s, const float *x, int64_t n, int64_t 
         const int64_t rows = n - row < lot ? n - row : lot;
         r = cuda_error(LAUNCH(matmul_round_kernel, blocks_for(rows * ld), BLOCK_THREADS, 0, s->cuda, x + row * ld_x, rows, n_cols, ld_x, ld, (bf16_t *)scratch));
         for (int i = 0; r == 0 && i < n_outs; i++)
-            r = matmul_lot(s, (const bf16_t *)scratch, row, rows, &outs[i]);
+            r = matmul_lot(s, (const bf16_t *)scratch, row, rows, &outs[i], stored);
     }
     return r;
+}
+
+extern "C" int cuda_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+{
+    return matmul(s, x, n, ld_x, outs, n_outs, false);
+}
+
+extern "C" int cuda_stored_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+{
+    return matmul(s, x, n, ld_x, outs, n_outs, true);
 }

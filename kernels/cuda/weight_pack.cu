@@ -1,6 +1,8 @@
 /* Weights as the GPU keeps them: bf16 [n_rows, ld], row-major, ld = columns rounded up to 8 (cuda_weight_ld), whatever the file had; columns beyond the matrix are zeros.
- * F32 and the quantized formats are rounded to bf16 once, here. The file's bytes go to the device piece by piece and are expanded there, an element a thread. */
+ * F32 and the quantized formats are rounded to bf16 once, here. The file's bytes go to the device piece by piece and are expanded there, an element a thread.
+ * In the stored form (weight_stored.h) rows of quantized blocks are copied as they are. */
 #include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/weight_stored.h"
 #include "kernels/cuda/weight_value.cuh"
 #include <errno.h>
 
@@ -19,6 +21,17 @@ __global__ void weight_expand_kernel(enum weight_dtype dtype, struct weight_file
         const uint8_t *block = src + (row * (n_cols / file.cols) + c / file.cols) * file.bytes;
         packed[i] = c < n_cols ? bf16_from_float(weight_value(dtype, block, (int)(c % file.cols))) : 0;
     }
+}
+
+extern "C" bool cuda_weight_stays(enum weight_dtype dtype)
+{
+    return weight_file_block_of(dtype).cols > 1;
+}
+
+extern "C" int cuda_weight_expand(struct stream *s, enum weight_dtype dtype, const void *src, int64_t n_rows, int64_t n_cols, bf16_t *dst)
+{
+    const int64_t ld = cuda_weight_ld(n_cols);
+    return cuda_error(LAUNCH(weight_expand_kernel, blocks_for(n_rows * ld), BLOCK_THREADS, 0, s->cuda, dtype, weight_file_block_of(dtype), (const uint8_t *)src, n_rows, n_cols, ld, dst));
 }
 
 extern "C" size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
@@ -43,7 +56,24 @@ extern "C" int cuda_weight_pack(struct stream *s, enum weight_dtype dtype, int64
         const int64_t n = n_rows - row < rows ? n_rows - row : rows;
         r = cuda_error(cudaMemcpyAsync(piece, (const uint8_t *)src + row * row_bytes, (size_t)(n * row_bytes), cudaMemcpyHostToDevice, s->cuda));
         if (r == 0)
-            r = cuda_error(LAUNCH(weight_expand_kernel, blocks_for(n * ld), BLOCK_THREADS, 0, s->cuda, dtype, file, (const uint8_t *)piece, n, n_cols, ld, (bf16_t *)packed + row * ld));
+            r = cuda_weight_expand(s, dtype, piece, n, n_cols, (bf16_t *)packed + row * ld);
     }
     return stream_temp_end(s, r);
+}
+
+extern "C" size_t cuda_stored_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
+{
+    const struct weight_file_block file = weight_file_block_of(dtype);
+    if (!cuda_weight_stays(dtype) || !shape_is_valid(dtype, n_rows, n_cols))
+        return cuda_weight_bytes(dtype, n_rows, n_cols);
+    return (size_t)(n_rows * (n_cols / file.cols) * file.bytes);
+}
+
+extern "C" int cuda_stored_weight_pack(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed)
+{
+    if (!cuda_weight_stays(dtype))
+        return cuda_weight_pack(s, dtype, n_rows, n_cols, src, packed);
+    if (!shape_is_valid(dtype, n_rows, n_cols) || !src || !packed)
+        return -EINVAL;
+    return cuda_error(cudaMemcpyAsync(packed, src, cuda_stored_weight_bytes(dtype, n_rows, n_cols), cudaMemcpyHostToDevice, s->cuda));
 }

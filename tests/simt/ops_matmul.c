@@ -104,9 +104,52 @@ static void two_streams(struct ops_test *t)
     matrix_free(&m);
 }
 
+/* Quantized weights that stay as they are: the same rows and products as from bf16, to the bit where the GEMM is one that does not choose by shape (the emulator's), and they take no more than
+ * the file's bytes. */
+static void stored_form(struct ops_test *t)
+{
+    static const enum weight_dtype quantized[] = {WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K};
+    const struct kernel_ops *expanded = t->gpu_ops, *stored = t->gpu_backend->stored_ops;
+    for (size_t i = 0; i < sizeof quantized / sizeof *quantized; i++) {
+        const int64_t n_cols = plain_block_cols(quantized[i]) * 3;
+        ops_test_true(t, "bytes of the stored form", stored->weight_bytes(quantized[i], 7, n_cols) == 7 * plain_row_bytes(quantized[i], n_cols));
+        t->gpu_ops = stored;
+        embed(t, quantized[i], 7, n_cols);
+        t->gpu_ops = expanded;
+    }
+    t->gpu_ops = stored;
+    matmul(t, WEIGHT_Q4_1, 9, 33, 20, 96);
+    matmul(t, WEIGHT_Q6_K, 3, 17, 5, 512);
+    matmul(t, WEIGHT_BF16, 1, 17, 3, 29);
+    t->gpu_ops = expanded;
+    ops_test_true(t, "bytes of bf16", stored->weight_bytes(WEIGHT_BF16, 7, 30) == expanded->weight_bytes(WEIGHT_BF16, 7, 30) && stored->weight_bytes(WEIGHT_Q4_0, 0, 32) == 0);
+}
+
+/* More rows than one lot of expanded ones: ld * 2 bytes a row, 16 MiB a lot. The operands of both forms are the same. */
+static void stored_lots(struct ops_test *t)
+{
+    enum { N = 2, ROWS = 523, COLS = 16384 }; /* a lot has 512 */
+    const struct kernel_ops *expanded = t->gpu_ops, *forms[2] = {expanded, t->gpu_backend->stored_ops};
+    float *x = ops_test_floats(t, N * COLS, 1), *dx = ops_test_upload(t, x, sizeof(float) * N * COLS), *y[2];
+    for (int i = 0; i < 2; i++) {
+        t->gpu_ops = forms[i];
+        struct matrix m = matrix_make(t, WEIGHT_Q4_0, ROWS, COLS);
+        float *dy = ops_test_room(t, sizeof(float) * N * ROWS);
+        struct matmul_out out = {.w = &m.gpu, .y = dy, .ld_y = ROWS};
+        ops_test_true(t, "matmul", t->gpu_ops->matmul(t->gpu, dx, N, COLS, &out, 1) == 0);
+        y[i] = ops_test_download(t, dy, sizeof(float) * N * ROWS);
+        matrix_free(&m);
+    }
+    t->gpu_ops = expanded;
+    ops_test_nmse(t, "lots of stored rows", y[0], y[1], N * ROWS, 1e-10);
+    free(x), free(y[0]), free(y[1]);
+}
+
 void test_ops_matmul(struct ops_test *t)
 {
     two_streams(t);
+    stored_form(t);
+    stored_lots(t);
     static const enum weight_dtype dtypes[] = {WEIGHT_F32, WEIGHT_F16, WEIGHT_BF16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
         embed(t, dtypes[i], 7, dtypes[i] < WEIGHT_Q8_0 ? 37 : plain_block_cols(dtypes[i]) * 3);
