@@ -13,6 +13,7 @@ struct device_event;
 enum mem_tag {
     MEM_WEIGHTS,   /* packed weights */
     MEM_FAST,      /* fast tiers: kept and recent entries of running sequences */
+    MEM_TABLES,    /* block tables of running sequences, and masks of their slow tokens */
     MEM_SUMMARIES, /* page summaries of running sequences, for scorers that need them */
     MEM_ACTIVE_KV, /* full K and V of the layer that is being prefilled */
     MEM_BRIDGE,    /* hidden states of the prompt between two layers */

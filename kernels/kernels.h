@@ -99,13 +99,21 @@ struct kv_rows {
     int pos0;
 };
 
-/* A sub-page to attend or to score. Bit t of `tokens` set: token t is in the slow tier (not kept, not recent). */
-struct kv_page {
-    const uint8_t *page;  /* sub-page in the pool; format by `sink` */
-    const uint8_t *index; /* its index entry */
-    uint16_t tokens;
-    bool sink;            /* the BF16 sub-page of block 0 */
-    int32_t subpage;      /* its place in the sequence: first position / SUBPAGE_TOKENS */
+/* A block of a sequence, as attention reads it. */
+struct kv_block {
+    const uint8_t *data;  /* its extent: the slice of a layer at block_slice_offset(); memory of the device, or a registered pool */
+    const uint8_t *index; /* a copy of its key index in memory of the device, block_index_bytes(); NULL: the index is read where it lies in `data` */
+    uint64_t id;          /* for a page cache of the device: the same id always means the same bytes. Below 2^44; 0: `data` is memory of the device and never cached */
+};
+
+/* The slow tier of one sequence in one layer and KV head. Sub-page i holds the positions from i * SUBPAGE_TOKENS on and lies in block i / BLOCK_SUBPAGES; block 0 has the sinks.
+ * Bit t of a mask set: token t is slow (not kept, not recent). A sub-page without slow tokens is never read, nor is anything else of a block that has none. */
+struct slow_pages {
+    const struct kv_block *blocks; /* [n_subpages / BLOCK_SUBPAGES, rounded up]: one table a sequence */
+    const uint16_t *masks;         /* [n_subpages] */
+    int n_subpages;
+    int n_pages;                   /* masks that are not 0 */
+    int layer, kv_head;            /* of the blocks' layout */
 };
 
 /* How slow sub-pages are scored: what e, the log-sum-exp of a query head's logits over the page's slow tokens, is expected to be. n counts the slow tokens; q has the
@@ -135,25 +143,31 @@ static inline size_t page_summary_bytes(enum page_scorer scorer, int head_dim)
 
 /* Decode attention of one token of one sequence in one KV head: fast rows, then the best slow pages, merged.
  *  1. partial over rows[0..n_rows) (kept, then recent).
- *  2. if n_pages > fetch_pages: for each page and query head the scorer's e; total = lse(fast, all e); mass(page) = mean over the group of exp(e - total); the fetch_pages
- *     of largest mass (ties: lower page index) are attended; else all. With fetch_blocks the pages of a block (subpage / BLOCK_SUBPAGES) are chosen together by the sum of
- *     their masses, fetch_pages / BLOCK_SUBPAGES blocks of them. RECENT takes the last pages or blocks.
+ *  2. the slow sub-pages are those whose mask is not 0. If n_pages > fetch_pages: for each page and query head the scorer's e; total = lse(fast, all e); mass(page) = mean
+ *     over the group of exp(e - total); the fetch_pages of largest mass (ties: lower page index) are attended; else all. With fetch_blocks the pages of a block are chosen
+ *     together by the sum of their masses, fetch_pages / BLOCK_SUBPAGES blocks of them. RECENT takes the last pages or blocks.
  *  3. partial over the chosen pages in ascending page order: key logits by integer dot products of the codes with the query in two signed digits
  *     (q ~ step * (64 * hi + lo), |hi| <= 63, |lo| <= 32), values of K8V4 pages on the CPU by those of the codes with weight * vstep in two digits (15 bits of the largest
  *     in a partial's group of channels), other values dequantized in registers, BF16 pages in fp32. Weights below e^-60 of a partial's largest are 0.
  *  4. merge, divide by l; zeros if there was nothing to attend.
  * Head dims are multiples of 16 up to 256 (with pages of 32), K and V finite. */
+/* What a call has attended of the slow tier is added to it, on the stream, in memory of the device; items may share one. */
+struct page_counts {
+    uint32_t pages, tokens;       /* sub-pages, and slow tokens in them */
+    uint32_t hits, misses;        /* of the pages with an id: found in the page cache of the device, or not */
+    uint64_t bytes, bytes_missed; /* of all pages, and of the misses */
+};
+
 struct attn_decode_item {
     const float *q;   /* [group, d] rotated */
     float *out;       /* [group, d] */
-    int kv_head;      /* whose key biases are meant */
     struct kv_rows rows[2];
-    const struct kv_page *pages; /* [n_pages], position order */
-    int n_pages;
-    const uint8_t *summaries;    /* [n_pages] of page_summary_bytes(); NULL when the scorer has none */
+    struct slow_pages slow;      /* slow.kv_head: whose key biases are meant, too */
+    const uint8_t *summaries;    /* [slow.n_subpages] of page_summary_bytes(); NULL when the scorer has none */
     int fetch_pages;             /* INT32_MAX: all; with fetch_blocks else a multiple of BLOCK_SUBPAGES */
-    int32_t *ret_chosen;         /* [min(fetch_pages, n_pages)] ascending, or NULL */
-    int ret_n_chosen;            /* out: pages attended */
+    struct page_counts *ret_counts; /* or NULL */
+    int32_t *ret_chosen;         /* host memory: [min(fetch_pages, slow.n_pages)] sub-pages attended, ascending, or NULL. A GPU is waited for then */
+    int ret_n_chosen;            /* out, with ret_chosen: how many there are */
 };
 
 struct attn_decode_params {
@@ -167,13 +181,13 @@ struct attn_decode_params {
     bool fetch_blocks;           /* whole blocks are chosen, not sub-pages */
 };
 
-/* Summaries of slow sub-pages for the scorers that need them (minmax, mean, meanvar), from the pages' bytes. -EINVAL for the other scorers. */
+/* Summaries of slow sub-pages for the scorers that need them (minmax, mean, meanvar), from the pages' bytes; zeros for those without slow tokens. -EINVAL for the other scorers. */
 struct page_summary_params {
     enum page_scorer scorer;
     const struct block_layout *layout;
-    const struct kv_page *pages; /* [n_pages] */
-    int n_pages;
-    uint8_t *summaries;          /* [n_pages] of page_summary_bytes() each, 32-byte aligned */
+    struct slow_pages slow;
+    int first;                   /* sub-pages first .. slow.n_subpages - 1 are summed up */
+    uint8_t *summaries;          /* [slow.n_subpages] of page_summary_bytes() each, 32-byte aligned */
 };
 
 /* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32) for the keys before the window; pooled along
@@ -255,7 +269,7 @@ struct op_bounds {
     int n_heads, n_kv_heads, head_dim, n_vocab;
     int n_items;             /* attn_decode: items a call, */
     int n_rows[2];           /*   fast rows of an item, */
-    int n_pages, fetch_pages; /*  sub-pages of an item */
+    int n_pages, fetch_pages; /*  sub-pages of an item, and fetched ones */
     enum page_scorer scorer;
     bool fetch_blocks;
     int64_t n_keys;          /* window_scores */

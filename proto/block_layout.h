@@ -117,6 +117,15 @@ BLOCK_LAYOUT_INLINE uint32_t block_subpage_offset(const struct block_layout *l, 
         return pages;
     return pages + (first ? l->sink.bytes : l->page.bytes) + (subpage - 1) * l->page.bytes;
 }
+/* A copy of a block's index alone: [n_layers][n_kv_heads][BLOCK_SUBPAGES] entries, without what lies between them in a slice. */
+BLOCK_LAYOUT_INLINE uint64_t block_index_copy_offset(const struct block_layout *l, uint32_t layer, uint32_t kv_head, uint32_t subpage)
+{
+    return (((uint64_t)layer * l->n_kv_heads + kv_head) * BLOCK_SUBPAGES + subpage) * l->index_entry_bytes;
+}
+BLOCK_LAYOUT_INLINE uint64_t block_index_bytes(const struct block_layout *l)
+{
+    return block_index_copy_offset(l, l->n_layers, 0, 0);
+}
 /* The layout of a given sub-page: `sink` for sub-page 0 of a first block, else `page`. */
 BLOCK_LAYOUT_INLINE const struct subpage_layout *block_subpage_layout(const struct block_layout *l, bool first, uint32_t subpage)
 {

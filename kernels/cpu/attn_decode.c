@@ -11,6 +11,8 @@
 #include "kernels/cpu/lse_merge.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/radix_select.h"
+#include "kernels/kv_page.h"
+#include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdatomic.h>
 
@@ -19,6 +21,7 @@ enum { WAVE_BYTES = 512 << 10 };
 struct decode_state {
     struct attn_decode_item *item;
     bool scored;           /* more pages than may be fetched, and their scores decide which */
+    bool newest;           /* or their age does */
     int n_row_parts[2], n_score_segments;
     int n_choices;         /* pages or blocks to choose */
     int n_page_parts, n_chosen; /* with blocks the most there can be, until they are chosen */
@@ -28,7 +31,8 @@ struct decode_state {
     float *score_ml;       /* [n_score_segments, group, 2] */
     float *page_sum;       /* [n_score_segments, group, SCORE_SEGMENT] */
     float *mass;           /* [n_score_segments * SCORE_SEGMENT] */
-    int32_t *chosen;       /* [n_chosen] */
+    int32_t *subpages;     /* [n_pages] those with slow tokens: what "page i" means in this file */
+    int32_t *chosen;       /* [n_chosen] pages */
     int32_t *blocks;       /* [n_choices] when blocks are chosen */
 };
 
@@ -85,35 +89,56 @@ static void page_masses(struct decode_state *st, int group)
     }
 }
 
-/* Page i is the first of its block in the list. */
-static bool starts_block(const struct attn_decode_item *item, int i)
+/* Page i is the first of its block. */
+static bool starts_block(const struct decode_state *st, int i)
 {
-    return i == 0 || item->pages[i].subpage / BLOCK_SUBPAGES != item->pages[i - 1].subpage / BLOCK_SUBPAGES;
+    return i == 0 || st->subpages[i] / BLOCK_SUBPAGES != st->subpages[i - 1] / BLOCK_SUBPAGES;
 }
 
-static int count_blocks(const struct attn_decode_item *item)
+/* Those with a page. */
+static int count_blocks(const struct slow_pages *slow)
 {
     int n = 0;
-    for (int i = 0; i < item->n_pages; i++)
-        n += starts_block(item, i);
+    for (int i = 0, last = -1; i < slow->n_subpages; i++) {
+        const int block = i / BLOCK_SUBPAGES;
+        n += slow->masks[i] && block != last;
+        last = slow->masks[i] ? block : last;
+    }
     return n;
+}
+
+/* Nearly all have slow tokens, so four at a time are looked at. */
+static void list_subpages(const struct slow_pages *slow, int32_t *ret_subpages)
+{
+    int n = 0;
+    for (int i = 0; i < slow->n_subpages; i += 4) {
+        uint64_t four = 0;
+        memcpy(&four, slow->masks + i, sizeof *slow->masks * (size_t)(slow->n_subpages - i < 4 ? slow->n_subpages - i : 4));
+        for (int j = i; four; j++, four >>= 16) {
+            if (!(four & 0xFFFF))
+                continue;
+            ASSERT(n < slow->n_pages);
+            ret_subpages[n++] = j;
+        }
+    }
+    ASSERT(n == slow->n_pages);
 }
 
 /* A block's mass is the sum of its pages'. */
 static void choose_blocks(struct decode_state *st)
 {
-    const struct attn_decode_item *item = st->item;
+    const int n_pages = st->item->slow.n_pages;
     int n_blocks = 0, n = 0, next = 0;
-    for (int i = 0; i < item->n_pages; i++) {
+    for (int i = 0; i < n_pages; i++) {
         float mass = st->mass[i];
-        if (starts_block(item, i))
+        if (starts_block(st, i))
             st->mass[n_blocks++] = mass;
         else
             st->mass[n_blocks - 1] += mass;
     }
     radix_select(st->mass, n_blocks, st->n_choices, st->blocks);
-    for (int i = 0, block = -1; i < item->n_pages; i++) {
-        block += starts_block(item, i);
+    for (int i = 0, block = -1; i < n_pages; i++) {
+        block += starts_block(st, i);
         next += next < st->n_choices && st->blocks[next] < block;
         if (next < st->n_choices && st->blocks[next] == block)
             st->chosen[n++] = i;
@@ -128,7 +153,7 @@ static void choose_pages(const struct attn_decode_params *p, struct decode_state
     if (p->fetch_blocks)
         choose_blocks(st);
     else
-        radix_select(st->mass, st->item->n_pages, st->n_chosen, st->chosen);
+        radix_select(st->mass, st->item->slow.n_pages, st->n_chosen, st->chosen);
 }
 
 static void state_merge(struct decode_state *st, int group, int d)
@@ -141,7 +166,7 @@ static void state_merge(struct decode_state *st, int group, int d)
 static struct unit_query query_of(const struct decode_wave *w, const struct decode_state *st)
 {
     const struct attn_decode_params *p = w->p;
-    return (struct unit_query){.q = st->item->q, .group = p->group, .d = p->head_dim, .scale = p->scale, .bias = bias_pairs_of(p->bias, st->item->kv_head)};
+    return (struct unit_query){.q = st->item->q, .group = p->group, .d = p->head_dim, .scale = p->scale, .bias = bias_pairs_of(p->bias, st->item->slow.kv_head)};
 }
 
 static void run_rows(const struct decode_wave *w, struct decode_state *st, int part)
@@ -156,19 +181,28 @@ static void run_rows(const struct decode_wave *w, struct decode_state *st, int p
 static void run_scores(const struct decode_wave *w, struct decode_state *st, int segment)
 {
     const struct attn_decode_params *p = w->p;
+    const struct slow_pages *slow = &st->item->slow;
+    struct kv_page pages[SCORE_SEGMENT];
     int group = p->group, first = segment * SCORE_SEGMENT;
-    int n = st->item->n_pages - first < SCORE_SEGMENT ? st->item->n_pages - first : SCORE_SEGMENT;
-    const uint8_t *summaries = st->item->summaries ? st->item->summaries + (size_t)first * page_summary_bytes(p->scorer, p->head_dim) : NULL;
+    int n = slow->n_pages - first < SCORE_SEGMENT ? slow->n_pages - first : SCORE_SEGMENT;
+    for (int i = 0; i < n; i++)
+        pages[i] = kv_page_at(p->layout, slow, st->subpages[first + i]);
     const struct unit_query u = query_of(w, st);
-    unit_scores(&u, p->scorer, p->layout, st->item->pages + first, summaries, n, st->score_ml + 2 * segment * group, st->page_sum + segment * group * SCORE_SEGMENT);
+    unit_scores(&u, p->scorer, p->layout, pages, st->item->summaries, n, st->score_ml + 2 * segment * group, st->page_sum + segment * group * SCORE_SEGMENT);
+}
+
+/* The sub-page of the i-th page that is attended. */
+static int attended_subpage(const struct decode_state *st, int i)
+{
+    return st->subpages[st->scored ? st->chosen[i] : st->first_page + i];
 }
 
 /* The pages of a segment, at most PAGES_SEGMENT; returns their number. */
-static int segment_pages(const struct decode_state *st, int segment, const struct kv_page **pages)
+static int segment_pages(const struct decode_state *st, int segment, const struct block_layout *layout, struct kv_page *ret_pages)
 {
     const int first = segment * PAGES_SEGMENT, n = st->n_chosen - first < PAGES_SEGMENT ? st->n_chosen - first : PAGES_SEGMENT;
     for (int i = 0; i < n; i++)
-        pages[i] = st->item->pages + (st->scored ? st->chosen[first + i] : st->first_page + first + i);
+        ret_pages[i] = kv_page_at(layout, &st->item->slow, attended_subpage(st, first + i));
     return n;
 }
 
@@ -190,20 +224,23 @@ static void look_ahead(const struct decode_wave *w, int64_t task, struct page_ah
     ret_ahead->cold = page_segment_of(w, task - w->n_threads) < 0;
     if (segment < 0)
         return;
-    const struct kv_page *pages[PAGES_SEGMENT];
-    ret_ahead->n = segment_pages(&w->states[w->units[task + w->n_threads].item], segment, pages);
+    struct kv_page pages[PAGES_SEGMENT];
+    ret_ahead->n = segment_pages(&w->states[w->units[task + w->n_threads].item], segment, w->p->layout, pages);
     for (int i = 0; i < ret_ahead->n; i++)
-        ret_ahead->pages[i] = pages[i]->page;
+        ret_ahead->pages[i] = pages[i].page;
 }
 
 static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment, int64_t task)
 {
-    const struct kv_page *pages[PAGES_SEGMENT];
+    struct kv_page pages[PAGES_SEGMENT];
+    const struct kv_page *list[PAGES_SEGMENT];
     struct page_ahead ahead;
-    const int group = w->p->group, d = w->p->head_dim, part = row_parts(st) + segment, n = segment_pages(st, segment, pages);
+    const int group = w->p->group, d = w->p->head_dim, part = row_parts(st) + segment, n = segment_pages(st, segment, w->p->layout, pages);
     const struct unit_query u = query_of(w, st);
+    for (int i = 0; i < n; i++)
+        list[i] = &pages[i];
     look_ahead(w, task, &ahead);
-    unit_pages(&u, w->p->layout, pages, n, &ahead, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
+    unit_pages(&u, w->p->layout, list, n, &ahead, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
 static void decode_task(void *arg, int64_t task, int thread)
@@ -241,30 +278,29 @@ static void *take(uint8_t *base, size_t *used, size_t bytes)
 /* The newest pages, of whole blocks where blocks are chosen. */
 static void take_newest(struct decode_state *st, bool blocks)
 {
-    int first = st->item->n_pages;
-    for (int left = st->n_choices; left > 0; left -= !blocks || starts_block(st->item, first))
+    int first = st->item->slow.n_pages;
+    for (int left = st->n_choices; left > 0; left -= !blocks || starts_block(st, first))
         first--;
     st->first_page = first;
-    st->n_chosen = st->item->n_pages - first;
+    st->n_chosen = st->item->slow.n_pages - first;
 }
 
-/* How many pages or blocks are chosen, and who chooses. Without the pages themselves (pages is NULL) each may be a block of its own: the most scratch there can be. */
+/* How many pages or blocks are chosen, and who chooses. Without the masks (NULL) each page may be a block of its own: the most scratch there can be. */
 static void state_choice(struct decode_state *st, enum page_scorer scorer, bool blocks)
 {
     const struct attn_decode_item *item = st->item;
-    const int per_choice = blocks ? BLOCK_SUBPAGES : 1, allowed = item->fetch_pages / per_choice;
-    const int n = blocks && item->pages ? count_blocks(item) : item->n_pages;
+    const int n_pages = item->slow.n_pages, per_choice = blocks ? BLOCK_SUBPAGES : 1, allowed = item->fetch_pages / per_choice;
+    const int n = blocks && item->slow.masks ? count_blocks(&item->slow) : n_pages;
     const bool all = allowed >= n;
     st->n_choices = all ? n : allowed;
-    st->n_chosen = all || item->n_pages < st->n_choices * per_choice ? item->n_pages : st->n_choices * per_choice;
+    st->n_chosen = all || n_pages < st->n_choices * per_choice ? n_pages : st->n_choices * per_choice;
     st->scored = !all && allowed > 0 && scorer != PAGE_SCORER_RECENT;
-    if (!all && item->pages && scorer == PAGE_SCORER_RECENT)
-        take_newest(st, blocks);
+    st->newest = !all && scorer == PAGE_SCORER_RECENT;
     st->n_page_parts = ceil_div(st->n_chosen, PAGES_SEGMENT);
-    st->n_score_segments = st->scored ? ceil_div(item->n_pages, SCORE_SEGMENT) : 0;
+    st->n_score_segments = st->scored ? ceil_div(n_pages, SCORE_SEGMENT) : 0;
 }
 
-/* Counts and scratch of one item; returns the scratch's size. */
+/* Counts and scratch of one item; returns the scratch's size. With a NULL base nothing is filled. */
 static size_t state_init(struct decode_state *st, struct attn_decode_item *item, const struct attn_decode_params *p, uint8_t *base)
 {
     size_t used = 0;
@@ -278,8 +314,15 @@ static size_t state_init(struct decode_state *st, struct attn_decode_item *item,
     st->score_ml = take(base, &used, scores * 2 * sizeof(float));
     st->page_sum = take(base, &used, scores * SCORE_SEGMENT * sizeof(float));
     st->mass = take(base, &used, (size_t)st->n_score_segments * SCORE_SEGMENT * sizeof(float));
+    st->subpages = take(base, &used, (size_t)item->slow.n_pages * sizeof(int32_t));
     st->chosen = take(base, &used, st->scored ? (size_t)st->n_chosen * sizeof(int32_t) : 0);
     st->blocks = take(base, &used, st->scored && p->fetch_blocks ? (size_t)st->n_choices * sizeof(int32_t) : 0);
+    if (base && item->slow.n_pages > 0)
+        list_subpages(&item->slow, st->subpages);
+    if (base && st->newest) {
+        take_newest(st, p->fetch_blocks);
+        st->n_page_parts = ceil_div(st->n_chosen, PAGES_SEGMENT);
+    }
     return used;
 }
 
@@ -314,7 +357,7 @@ static int wave_size(const struct attn_decode_params *p, int first, size_t *ret_
 /* As wave_size counts, for items that are all as large as they may be. */
 size_t ISA(attn_decode_scratch)(const struct op_bounds *b)
 {
-    struct attn_decode_item item = {.rows = {{.n = b->n_rows[0]}, {.n = b->n_rows[1]}}, .n_pages = b->n_pages, .fetch_pages = b->fetch_pages};
+    struct attn_decode_item item = {.rows = {{.n = b->n_rows[0]}, {.n = b->n_rows[1]}}, .slow = {.n_pages = b->n_pages}, .fetch_pages = b->fetch_pages};
     struct decode_state st;
     if (b->n_items == 0)
         return 0;
@@ -343,6 +386,28 @@ static void wave_run(struct stream *s, struct decode_wave *w, int n_items, bool 
         cpu_run(s, w->n_units, decode_task, w);
 }
 
+/* There is no page cache here: what has an id is missed. */
+static void add_count(const struct block_layout *layout, const struct slow_pages *slow, int subpage, struct page_counts *counts)
+{
+    const bool missed = slow->blocks[subpage / BLOCK_SUBPAGES].id != 0;
+    const uint32_t bytes = block_subpage_layout(layout, subpage < BLOCK_SUBPAGES, (uint32_t)(subpage % BLOCK_SUBPAGES))->bytes;
+    counts->pages++;
+    counts->tokens += (uint32_t)__builtin_popcount(slow->masks[subpage]);
+    counts->misses += missed;
+    counts->bytes += bytes;
+    counts->bytes_missed += missed ? bytes : 0;
+}
+
+static void return_chosen(const struct attn_decode_params *p, const struct decode_state *st)
+{
+    struct attn_decode_item *item = st->item;
+    item->ret_n_chosen = st->n_chosen;
+    for (int i = 0; item->ret_chosen && i < st->n_chosen; i++)
+        item->ret_chosen[i] = attended_subpage(st, i);
+    for (int i = 0; item->ret_counts && i < st->n_chosen; i++)
+        add_count(p->layout, &item->slow, attended_subpage(st, i), item->ret_counts);
+}
+
 static int run_wave(struct stream *s, const struct attn_decode_params *p, int first, int *ret_n)
 {
     size_t bytes, n_units, used = 0;
@@ -357,12 +422,8 @@ static int run_wave(struct stream *s, const struct attn_decode_params *p, int fi
         used += state_init(&w.states[i], &p->items[first + i], p, (uint8_t *)memory + used);
     wave_run(s, &w, n, false);
     wave_run(s, &w, n, true);
-    for (int i = 0; i < n; i++) {
-        struct attn_decode_item *item = &p->items[first + i];
-        item->ret_n_chosen = w.states[i].n_chosen;
-        for (int j = 0; item->ret_chosen && j < item->ret_n_chosen; j++)
-            item->ret_chosen[j] = w.states[i].scored ? w.states[i].chosen[j] : w.states[i].first_page + j;
-    }
+    for (int i = 0; i < n; i++)
+        return_chosen(p, &w.states[i]);
     cpu_op_free(s, memory);
     *ret_n = n;
     return 0;
@@ -375,13 +436,13 @@ static int check(const struct attn_decode_params *p)
     const bool summaries = page_summary_vectors(p->scorer) > 0;
     for (int i = 0; i < p->n_items; i++) {
         const struct attn_decode_item *item = &p->items[i];
-        if (item->rows[0].n < 0 || item->rows[1].n < 0 || item->n_pages < 0 || item->fetch_pages < 0)
+        if (item->rows[0].n < 0 || item->rows[1].n < 0 || item->slow.n_pages < 0 || item->slow.n_subpages < item->slow.n_pages || item->fetch_pages < 0)
             return -EINVAL;
-        if (item->n_pages > 0 && (!p->layout || (int)p->layout->head_dim != p->head_dim))
+        if (item->slow.n_pages > 0 && (!p->layout || (int)p->layout->head_dim != p->head_dim))
             return -EINVAL;
         if (p->fetch_blocks && item->fetch_pages != INT32_MAX && item->fetch_pages % BLOCK_SUBPAGES)
             return -EINVAL;
-        if (summaries && !item->summaries && item->fetch_pages < item->n_pages)
+        if (summaries && !item->summaries && item->fetch_pages < item->slow.n_pages)
             return -EINVAL;
     }
     return p->head_dim < LANES || p->head_dim > KV_MAX_DIM || p->head_dim % LANES != 0 ? -ENOTSUP : 0;

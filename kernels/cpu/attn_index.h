@@ -7,7 +7,7 @@
 #include "kernels/cpu/attn_score.h"
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/qdot.h"
-#include "kernels/kernels.h"
+#include "kernels/kv_page.h"
 
 enum { INDEX_AHEAD = 16 }; /* pages whose entries are on their way */
 

@@ -11,7 +11,7 @@
 #include "kernels/cpu/kv_expand.h"
 #include "kernels/cpu/qdot.h"
 #include "kernels/cpu/vdot.h"
-#include "kernels/kernels.h"
+#include "kernels/kv_page.h"
 
 enum {
     PAGES_SEGMENT = 16, /* pages of one partial */

@@ -1,7 +1,7 @@
 /* The pieces of attn_decode one by one, for tests and benches: attn_rows.h, attn_index.h, attn_pages.h and lse_merge.h say what each computes. The formulas
  * are the op's own, without key biases; the limits on n are those of one partial. Any thread. */
 #pragma once
-#include "kernels/kernels.h"
+#include "kernels/kv_page.h"
 
 struct attn_pieces {
     int rows_max, index_pages_max, pages_max; /* of one call */

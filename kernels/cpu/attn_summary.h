@@ -9,7 +9,7 @@
 #include "kernels/cpu/attn_score.h"
 #include "kernels/cpu/hadamard.h"
 #include "kernels/cpu/kv_expand.h"
-#include "kernels/kernels.h"
+#include "kernels/kv_page.h"
 
 /* ln n for the n slow tokens of a page; a page without any has no mass. */
 static const float summary_log_n[SUBPAGE_TOKENS + 1] = {-INFINITY, 0.0f,       0.69314718f, 1.09861229f, 1.38629436f, 1.60943791f, 1.79175947f, 1.94591015f, 2.07944154f,
@@ -76,7 +76,7 @@ static float summary_logit(enum page_scorer scorer, const float *q, int d, const
     }
 }
 
-/* q [heads, d], scale applied; n <= SCORE_SEGMENT pages, their summaries side by side. ml [heads, 2]: the largest e and the sum over all pages; page_sum
+/* q [heads, d], scale applied; n <= SCORE_SEGMENT pages; `summaries` of the sequence's sub-pages from the first on. ml [heads, 2]: the largest e and the sum over all pages; page_sum
  * [heads, SCORE_SEGMENT]: exp(e - m) of each page, zeros from n on. */
 static void summary_score(enum page_scorer scorer, const float *q, int heads, int d, const struct bias_pairs *pairs, const struct kv_page *pages, const uint8_t *summaries, int n, float *ml, float *page_sum)
 {
@@ -91,7 +91,7 @@ static void summary_score(enum page_scorer scorer, const float *q, int heads, in
         float terms[ATTN_HEADS];
         summary_terms(scorer, &bias, heads, &pages[i], terms);
         for (int h = 0; h < heads; h++)
-            page_sum[h * SCORE_SEGMENT + i] = summary_logit(scorer, own + h * d, d, (const uint16_t *)(summaries + (size_t)i * page_summary_bytes(scorer, d))) + terms[h];
+            page_sum[h * SCORE_SEGMENT + i] = summary_logit(scorer, own + h * d, d, (const uint16_t *)(summaries + (size_t)pages[i].subpage * page_summary_bytes(scorer, d))) + terms[h];
     }
     for (int h = 0; h < heads; h++) {
         for (int i = n; i < SCORE_SEGMENT; i++)

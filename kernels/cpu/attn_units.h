@@ -37,7 +37,7 @@ static void unit_rows(const struct unit_query *u, const struct kv_rows *rows, in
     }
 }
 
-/* n <= SCORE_SEGMENT pages and their summaries. ml [group, 2], page_sum [group, SCORE_SEGMENT]; attn_score.h says what they mean. */
+/* n <= SCORE_SEGMENT pages; summaries of all sub-pages of the sequence. ml [group, 2], page_sum [group, SCORE_SEGMENT]; attn_score.h says what they mean. */
 static void unit_scores(const struct unit_query *u, enum page_scorer scorer, const struct block_layout *layout, const struct kv_page *pages, const uint8_t *summaries, int n,
                         float *ml, float *page_sum)
 {

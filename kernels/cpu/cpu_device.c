@@ -11,8 +11,8 @@
 const char *mem_tag_name(enum mem_tag tag)
 {
     static const char *const names[MEM_TAG_COUNT] = {
-        [MEM_WEIGHTS] = "weights", [MEM_FAST] = "fast",           [MEM_SUMMARIES] = "summaries", [MEM_ACTIVE_KV] = "active_kv",   [MEM_BRIDGE] = "bridge",
-        [MEM_WORKSPACE] = "workspace", [MEM_STAGING] = "staging", [MEM_INDEX] = "index",         [MEM_PAGE_CACHE] = "page_cache",
+        [MEM_WEIGHTS] = "weights", [MEM_FAST] = "fast",           [MEM_TABLES] = "tables",   [MEM_SUMMARIES] = "summaries", [MEM_ACTIVE_KV] = "active_kv",
+        [MEM_BRIDGE] = "bridge",   [MEM_WORKSPACE] = "workspace", [MEM_STAGING] = "staging", [MEM_INDEX] = "index",         [MEM_PAGE_CACHE] = "page_cache",
     };
     return (unsigned)tag < MEM_TAG_COUNT ? names[tag] : "unknown";
 }

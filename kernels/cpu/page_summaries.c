@@ -1,9 +1,10 @@
 /* Summaries of sub-pages for the scorers minmax, mean and meanvar: of the page's slow tokens alone, as the page's bytes give their keys back (the values that prefill attends),
  * in the model's own basis. [vectors, d] fp16, one after the other: minima, maxima | mean | mean, variance. Sums run over the tokens ascending, lanes across channels; what
- * fp16 cannot hold is held at its largest number. A page without slow tokens has zeros. */
+ * fp16 cannot hold is held at its largest number. A sub-page without slow tokens has zeros. */
 #include "kernels/cpu/block_page_read.h"
 #include "kernels/cpu/hadamard.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/kv_page.h"
 #include <errno.h>
 
 enum { TASK_PAGES = 16 };
@@ -67,16 +68,19 @@ static void write_moments(const float *keys, int n, int d, bool variance, uint16
 static void summaries_task(void *arg, int64_t task, int thread)
 {
     const struct page_summary_params *p = arg;
-    int d = (int)p->layout->head_dim, first = (int)task * TASK_PAGES, end = first + TASK_PAGES < p->n_pages ? first + TASK_PAGES : p->n_pages;
+    int d = (int)p->layout->head_dim, first = p->first + (int)task * TASK_PAGES, end = first + TASK_PAGES < p->slow.n_subpages ? first + TASK_PAGES : p->slow.n_subpages;
     size_t bytes = page_summary_bytes(p->scorer, d);
     float keys[SUBPAGE_TOKENS * KV_MAX_DIM] __attribute__((aligned(64)));
     (void)thread;
     for (int i = first; i < end; i++) {
         uint16_t *summary = (uint16_t *)(p->summaries + (size_t)i * bytes);
-        int n = slow_keys(p->layout, &p->pages[i], keys);
-        if (n == 0)
+        if (p->slow.masks[i] == 0) {
             memset(summary, 0, bytes);
-        else if (p->scorer == PAGE_SCORER_MINMAX)
+            continue;
+        }
+        const struct kv_page page = kv_page_at(p->layout, &p->slow, i);
+        int n = slow_keys(p->layout, &page, keys);
+        if (p->scorer == PAGE_SCORER_MINMAX)
             write_minmax(keys, n, d, summary);
         else
             write_moments(keys, n, d, p->scorer == PAGE_SCORER_MEANVAR, summary);
@@ -85,10 +89,11 @@ static void summaries_task(void *arg, int64_t task, int thread)
 
 int ISA(page_summaries)(struct stream *s, const struct page_summary_params *p)
 {
-    if (p->n_pages < 0 || !p->layout || (unsigned)p->scorer >= PAGE_SCORER_COUNT || page_summary_vectors(p->scorer) == 0)
+    const int n = p->slow.n_subpages - p->first;
+    if (p->first < 0 || n < 0 || !p->layout || (unsigned)p->scorer >= PAGE_SCORER_COUNT || page_summary_vectors(p->scorer) == 0)
         return -EINVAL;
     if (p->layout->head_dim > KV_MAX_DIM)
         return -ENOTSUP;
-    cpu_run(s, p->n_pages / TASK_PAGES + (p->n_pages % TASK_PAGES != 0), summaries_task, (void *)p);
+    cpu_run(s, n / TASK_PAGES + (n % TASK_PAGES != 0), summaries_task, (void *)p);
     return 0;
 }

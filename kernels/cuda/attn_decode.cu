@@ -1,16 +1,16 @@
 /* Decode attention of one token: fast rows, scores of the slow sub-pages, the choice, the chosen pages, the merge (kernels.h has the formula), for all items of a call in five kernels:
  *
  *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_parts.cuh
- *   score   what the scorer expects of every page                dp4a on the 2-bit index, attn_index.cuh; the others attn_summary.cuh
+ *   score   what the scorer expects of every sub-page            dp4a on the 2-bit index, attn_index.cuh; the others attn_summary.cuh
  *   choose  masses, the fetch_pages largest                      one block an item, radix_select.cuh
  *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores
  *   merge   all partials of an item by log-sum-exp               a block a head
  *
- * Items that attend every page, or the newest ones, skip score and choose. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
- * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU up to 6e-5 in the tests; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
+ * Items that attend every page, or the newest ones, skip score; choose lists their pages. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
+ * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU up to 1.3e-4 in the tests; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
  * of nearly equal mass.
- * Head dims 32, 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `pages` and `summaries` are device memory; `items` is the host's, and ret_chosen too. With ret_chosen,
- * or where blocks are chosen, the call waits. */
+ * Head dims 32, 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `items` is the host's, and ret_chosen too; all that an item points at otherwise is device memory, but a block's
+ * data may lie in a registered pool. With ret_chosen the call waits. */
 #include "kernels/cuda/attn_decode_parts.cuh"
 #include "kernels/cuda/attn_index.cuh"
 #include "kernels/cuda/attn_summary.cuh"
@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(32) decode_bias_kernel(const struct decode_arg
 {
     const struct decode_item &item = a.items[blockIdx.y];
     const int h = (int)blockIdx.x;
-    bias_coefficients(a.bias, item.kv_head, item.q + h * a.head_dim, a.head_dim, a.scale, item.ab + h * BIAS_LD);
+    bias_coefficients(a.bias, item.slow.kv_head, item.q + h * a.head_dim, a.head_dim, a.scale, item.ab + h * BIAS_LD);
 }
 
-/* A warp a page. Queries are prepared once a block. */
+/* A warp a sub-page. Queries are prepared once a block. */
 __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const struct decode_args a)
 {
     __shared__ __align__(16) struct index_query iq;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const st
     const struct decode_item &item = a.items[blockIdx.y];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i = (int)blockIdx.x * SCORE_WARPS + warp, d = a.head_dim;
     const bool index = a.scorer == PAGE_SCORER_INDEX2, oracle = a.scorer == PAGE_SCORER_ORACLE;
-    if (!item.scored || (int)blockIdx.x * SCORE_WARPS >= item.n_pages)
+    if (!item.scored || (int)blockIdx.x * SCORE_WARPS >= item.slow.n_subpages)
         return;
     for (int h = warp; h < a.group; h += SCORE_WARPS) {
         if (index) {
@@ -48,12 +48,17 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const st
             summary_rotate_back(sq.q[h], d);
     }
     __syncthreads();
-    if (i >= item.n_pages)
+    if (i >= item.slow.n_subpages)
         return;
-    const struct kv_page &page = item.pages[i];
+    float *e = item.e + (int64_t)i * a.group;
+    if (item.slow.masks[i] == 0) {
+        if (lane < a.group)
+            e[lane] = -INFINITY;
+        return;
+    }
+    const struct kv_page page = kv_page_at(&a.layout, &item.slow, i);
     const int vectors = page_summary_vectors_of(a.scorer);
     const uint16_t *summary = reinterpret_cast<const uint16_t *>(item.summaries) + (int64_t)i * vectors * d;
-    float *e = item.e + (int64_t)i * a.group;
     for (int h = 0; index && h < a.group; h++) {
         const float score = index_page_score(a, item, &iq, page, h);
         if (lane == 0)
@@ -67,12 +72,18 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const st
     }
 }
 
+/* Blocks of the slow tier, with pages or without. */
+DEVICE int slow_blocks(const struct decode_item &item)
+{
+    return (item.slow.n_subpages + BLOCK_SUBPAGES - 1) / BLOCK_SUBPAGES;
+}
+
 /* log-sum-exp over everything that a head may attend, by the whole block. */
 DEVICE float head_total(const struct decode_args &a, const struct decode_item &item, int h, float *part)
 {
     const int n_rows = item.n_row_parts[0] + item.n_row_parts[1], lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     float m = -INFINITY, l = 0;
-    for (int i = (int)threadIdx.x; i < n_rows + item.n_pages; i += CHOOSE_THREADS)
+    for (int i = (int)threadIdx.x; i < n_rows + item.slow.n_subpages; i += CHOOSE_THREADS)
         m = fmaxf(m, i < n_rows ? item.ml[2 * (i * a.group + h)] : item.e[(int64_t)(i - n_rows) * a.group + h]);
     m = warp_max(m);
     if (lane == 0)
@@ -80,7 +91,7 @@ DEVICE float head_total(const struct decode_args &a, const struct decode_item &i
     __syncthreads();
     m = warp_max(lane < CHOOSE_THREADS / 32 ? part[lane] : -INFINITY);
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < n_rows + item.n_pages; i += CHOOSE_THREADS) {
+    for (int i = (int)threadIdx.x; i < n_rows + item.slow.n_subpages; i += CHOOSE_THREADS) {
         if (i < n_rows)
             l = fmaf(exp_nonpositive(item.ml[2 * (i * a.group + h)] - m), item.ml[2 * (i * a.group + h) + 1], l);
         else
@@ -89,23 +100,19 @@ DEVICE float head_total(const struct decode_args &a, const struct decode_item &i
     return m + log_float(block_sum(l, part));
 }
 
-/* Page i is the first of its block in the list. */
-DEVICE bool starts_block(const struct decode_item &item, int i)
-{
-    return i == 0 || item.pages[i].subpage / BLOCK_SUBPAGES != item.pages[i - 1].subpage / BLOCK_SUBPAGES;
-}
-
-/* The sum of a block's masses at its first page; -inf at the others, so that no choice falls on them. All threads; `e` has served and takes the result. Returns how many blocks there are. */
+/* A block's mass is the sum of its pages'; -inf where it has none. All threads; `e` has served and takes the result. Returns how many blocks have pages. */
 DEVICE int block_masses(const struct decode_item &item, int *n_blocks)
 {
     if (threadIdx.x == 0)
         *n_blocks = 0;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS) {
-        float mass = starts_block(item, i) ? item.mass[i] : -INFINITY;
-        for (int j = i + 1; mass > -INFINITY && j < item.n_pages && !starts_block(item, j); j++)
-            mass += item.mass[j];
-        item.e[i] = mass;
+    for (int b = (int)threadIdx.x; b < slow_blocks(item); b += CHOOSE_THREADS) {
+        const int first = b * BLOCK_SUBPAGES, end = min(first + BLOCK_SUBPAGES, item.slow.n_subpages);
+        float mass = -INFINITY;
+        for (int i = first; i < end; i++)
+            if (item.slow.masks[i])
+                mass = mass > -INFINITY ? mass + item.mass[i] : item.mass[i];
+        item.e[b] = mass;
         if (mass > -INFINITY)
             atomicAdd(n_blocks, 1);
     }
@@ -119,25 +126,50 @@ DEVICE void blocks_to_pages(const struct decode_item &item)
     const int lane = (int)threadIdx.x;
     int n = 0;
     for (int first = 0; first < item.n_choices; first += 32) {
-        const bool there = first + lane < item.n_choices;
-        const int page = there ? item.blocks[first + lane] : 0;
-        int count = there, before;
-        while (there && page + count < item.n_pages && !starts_block(item, page + count))
-            count++;
+        const int from = first + lane < item.n_choices ? item.blocks[first + lane] * BLOCK_SUBPAGES : item.slow.n_subpages;
+        const int end = min(from + BLOCK_SUBPAGES, item.slow.n_subpages);
+        int count = 0, before;
+        for (int i = from; i < end; i++)
+            count += item.slow.masks[i] != 0;
         before = count;
         for (int x = 1; x < 32; x *= 2) {
             const int below = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)x);
             before += lane >= x ? below : 0;
         }
-        for (int j = 0; j < count; j++)
-            item.chosen[n + before - count + j] = page + j;
+        int at = n + before - count;
+        for (int i = from; i < end; i++)
+            if (item.slow.masks[i])
+                item.chosen[at++] = i;
         n += __shfl_sync(0xFFFFFFFFu, before, 31);
     }
     if (lane == 0)
         *item.n_now = n;
 }
 
-/* Masses of the pages, by all threads; the newest weigh most where nothing is scored. */
+/* The last `n` sub-pages with slow tokens, ascending, by all threads; `counts` is shared memory. */
+DEVICE void collect_last(const struct decode_item &item, int n, int *counts)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n_before = item.slow.n_pages - n;
+    int seen = 0;
+    for (int first = 0; first < item.slow.n_subpages; first += CHOOSE_THREADS) {
+        const int i = first + (int)threadIdx.x;
+        const bool page = i < item.slow.n_subpages && item.slow.masks[i] != 0;
+        const unsigned lanes = __ballot_sync(0xFFFFFFFFu, page);
+        if (lane == 0)
+            counts[warp] = __popc(lanes);
+        __syncthreads();
+        int rank = seen + __popc(lanes & ((1u << lane) - 1));
+        for (int w = 0; w < CHOOSE_THREADS / 32; w++) {
+            rank += w < warp ? counts[w] : 0;
+            seen += counts[w];
+        }
+        if (page && rank >= n_before)
+            item.chosen[rank - n_before] = i;
+        __syncthreads();
+    }
+}
+
+/* Masses of the sub-pages, by all threads; the newest weigh most where nothing is scored. */
 DEVICE void page_masses(const struct decode_args &a, const struct decode_item &item, float *part, float *total)
 {
     const bool recent = a.scorer == PAGE_SCORER_RECENT;
@@ -147,40 +179,78 @@ DEVICE void page_masses(const struct decode_args &a, const struct decode_item &i
             total[h] = t;
     }
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS) {
+    for (int i = (int)threadIdx.x; i < item.slow.n_subpages; i += CHOOSE_THREADS) {
         float mass = 0;
         for (int h = 0; !recent && h < a.group; h++)
             mass += exp_nonpositive(item.e[(int64_t)i * a.group + h] - total[h]);
-        item.mass[i] = recent ? (float)i : mass / (float)a.group;
+        item.mass[i] = item.slow.masks[i] == 0 ? -INFINITY : recent ? (float)i : mass / (float)a.group;
     }
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const struct decode_args a)
+/* By all threads, after a barrier. */
+DEVICE void choose_pages(const struct decode_args &a, const struct decode_item &item, struct radix_shared *radix, float *part, float *total, int *counts)
 {
-    __shared__ struct radix_shared radix;
-    __shared__ float part[32], total[DECODE_GROUP_MAX];
-    __shared__ int n_blocks;
-    const struct decode_item &item = a.items[blockIdx.x];
-    if (!item.scored)
-        return;
-    page_masses(a, item, part, total);
-    if (!item.blocks) {
-        radix_find(&radix, item.mass, item.n_pages, item.n_choices);
-        radix_collect(&radix, item.mass, item.n_pages, item.chosen);
+    if (!item.scored) {
+        collect_last(item, item.n_chosen, counts);
         return;
     }
-    if (block_masses(item, &n_blocks) > item.n_choices) {
-        radix_find(&radix, item.e, item.n_pages, item.n_choices);
-        radix_collect(&radix, item.e, item.n_pages, item.blocks);
+    page_masses(a, item, part, total);
+    if (!item.blocks) {
+        radix_find(radix, item.mass, item.slow.n_subpages, item.n_choices);
+        radix_collect(radix, item.mass, item.slow.n_subpages, item.chosen);
+        return;
+    }
+    if (block_masses(item, counts) > item.n_choices) {
+        radix_find(radix, item.e, slow_blocks(item), item.n_choices);
+        radix_collect(radix, item.e, slow_blocks(item), item.blocks);
         if (threadIdx.x < 32)
             blocks_to_pages(item); /* after the barrier that ends radix_collect */
         return;
     }
-    for (int i = (int)threadIdx.x; i < item.n_pages; i += CHOOSE_THREADS)
-        item.chosen[i] = i;
+    __syncthreads(); /* all have read how many blocks there are */
+    collect_last(item, item.slow.n_pages, counts);
     if (threadIdx.x == 0)
-        *item.n_now = item.n_pages;
+        *item.n_now = item.slow.n_pages;
+}
+
+/* What is attended, into the caller's counts. There is no page cache: what has an id is missed. */
+DEVICE void count_pages(const struct decode_args &a, const struct decode_item &item)
+{
+    uint32_t pages = 0, tokens = 0, misses = 0;
+    unsigned long long bytes = 0, bytes_missed = 0;
+    for (int i = (int)threadIdx.x; i < decode_n_chosen(item); i += CHOOSE_THREADS) {
+        const int subpage = item.chosen[i];
+        const uint32_t size = block_subpage_layout(&a.layout, subpage < BLOCK_SUBPAGES, (uint32_t)(subpage % BLOCK_SUBPAGES))->bytes;
+        const bool missed = item.slow.blocks[subpage / BLOCK_SUBPAGES].id != 0;
+        pages++;
+        tokens += (uint32_t)__popc(item.slow.masks[subpage]);
+        misses += missed;
+        bytes += size;
+        bytes_missed += missed ? size : 0;
+    }
+    if (pages == 0)
+        return;
+    atomicAdd(&item.counts->pages, pages);
+    atomicAdd(&item.counts->tokens, tokens);
+    atomicAdd(&item.counts->misses, misses);
+    atomicAdd((unsigned long long *)&item.counts->bytes, bytes);
+    atomicAdd((unsigned long long *)&item.counts->bytes_missed, bytes_missed);
+}
+
+/* An item a block. */
+__global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const struct decode_args a)
+{
+    __shared__ struct radix_shared radix;
+    __shared__ float part[32], total[DECODE_GROUP_MAX];
+    __shared__ int counts[CHOOSE_THREADS / 32];
+    const struct decode_item &item = a.items[blockIdx.x];
+    if (item.n_chosen == 0)
+        return;
+    choose_pages(a, item, &radix, part, total, counts);
+    __syncthreads();
+    if (item.counts)
+        count_pages(a, item);
 }
 
 /* A head of an item a block, a thread a dim. */
@@ -212,17 +282,16 @@ static void *take(uint8_t *base, size_t *used, size_t bytes)
     return piece;
 }
 
-/* How many pages or blocks are chosen. The page list is device memory, so its blocks are counted there: with fetch_blocks every item that may have more than it may attend goes through the
- * choice on the device, with RECENT too. */
+/* How many pages or blocks are chosen. The masks are device memory, so blocks with pages are counted there: with fetch_blocks every item that may have more than it may attend goes through
+ * the choice by mass, with RECENT too. */
 static void item_choice(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks)
 {
+    const int n_pages = from->slow.n_pages;
     to->n_choices = blocks ? from->fetch_pages / BLOCK_SUBPAGES : from->fetch_pages;
-    const bool more = from->n_pages > to->n_choices;
-    to->n_chosen = from->n_pages < from->fetch_pages ? from->n_pages : from->fetch_pages;
+    to->n_chosen = n_pages < from->fetch_pages ? n_pages : from->fetch_pages;
     if (to->n_choices == 0)
         to->n_chosen = 0;
-    to->scored = more && to->n_choices > 0 && (blocks || scorer != PAGE_SCORER_RECENT);
-    to->first_page = from->n_pages - to->n_chosen;
+    to->scored = n_pages > to->n_choices && to->n_choices > 0 && (blocks || scorer != PAGE_SCORER_RECENT);
 }
 
 /* Counts and scratch of one item; returns the scratch's size. */
@@ -232,22 +301,21 @@ static size_t item_init(struct decode_item *to, const struct attn_decode_item *f
     *to = {};
     to->q = from->q;
     to->out = from->out;
-    to->pages = from->pages;
+    to->slow = from->slow;
     to->summaries = from->summaries;
-    to->kv_head = from->kv_head;
-    to->n_pages = from->n_pages;
+    to->counts = from->ret_counts;
     item_choice(to, from, scorer, blocks);
     for (int r = 0; r < 2; r++) {
         to->rows[r] = from->rows[r];
         to->n_row_parts[r] = (int)ceil_div64(from->rows[r].n, DECODE_ROWS);
     }
     to->n_page_parts = (int)ceil_div64(to->n_chosen, DECODE_PAGES);
-    const size_t parts = (size_t)(to->n_row_parts[0] + to->n_row_parts[1] + to->n_page_parts) * (size_t)group, pages = to->scored ? (size_t)from->n_pages : 0;
+    const size_t parts = (size_t)(to->n_row_parts[0] + to->n_row_parts[1] + to->n_page_parts) * (size_t)group, pages = to->scored ? (size_t)from->slow.n_subpages : 0;
     to->ml = (float *)take(base, &used, parts * 2 * sizeof(float));
     to->o = (float *)take(base, &used, parts * (size_t)d * sizeof(float));
     to->e = (float *)take(base, &used, pages * (size_t)group * sizeof(float));
     to->mass = (float *)take(base, &used, pages * sizeof(float));
-    to->chosen = (int32_t *)take(base, &used, to->scored ? (size_t)to->n_chosen * sizeof(int32_t) : 0);
+    to->chosen = (int32_t *)take(base, &used, (size_t)to->n_chosen * sizeof(int32_t));
     if (bias)
         to->ab = (float *)take(base, &used, bias_rows_bytes(group));
     if (to->scored && blocks) {
@@ -265,14 +333,14 @@ extern "C" size_t cuda_attn_decode_scratch(const struct op_bounds *b)
         return 0;
     item.rows[0].n = b->n_rows[0];
     item.rows[1].n = b->n_rows[1];
-    item.n_pages = b->n_pages;
+    item.slow.n_subpages = item.slow.n_pages = b->n_pages;
     item.fetch_pages = b->fetch_pages;
     return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_bias_pairs > 0, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
 }
 
-/* The most parts and pages that any item has: the grids. */
+/* The most parts and sub-pages that any item has: the grids. */
 struct decode_extent {
-    int row_parts, page_parts, scored_pages;
+    int row_parts, page_parts, scored_subpages;
 };
 
 static struct decode_extent extent_of(const struct decode_item *items, int n)
@@ -281,7 +349,7 @@ static struct decode_extent extent_of(const struct decode_item *items, int n)
     for (int i = 0; i < n; i++) {
         x.row_parts = max(x.row_parts, items[i].n_row_parts[0] + items[i].n_row_parts[1]);
         x.page_parts = max(x.page_parts, items[i].n_page_parts);
-        x.scored_pages = max(x.scored_pages, items[i].scored ? items[i].n_pages : 0);
+        x.scored_subpages = max(x.scored_subpages, items[i].scored ? items[i].slow.n_subpages : 0);
     }
     return x;
 }
@@ -318,9 +386,9 @@ static int launch_all(struct stream *s, const struct decode_args &a, int n_items
     int r = a.bias.first ? cuda_error(LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s->cuda, a)) : 0;
     if (r == 0)
         r = launch_parts_any(s, a, n_items, x, false);
-    if (r == 0 && x.scored_pages > 0 && a.scorer != PAGE_SCORER_RECENT)
-        r = cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_pages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
-    if (r == 0 && x.scored_pages > 0)
+    if (r == 0 && x.scored_subpages > 0 && a.scorer != PAGE_SCORER_RECENT)
+        r = cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_subpages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
+    if (r == 0 && x.page_parts > 0)
         r = cuda_error(LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s->cuda, a));
     if (r == 0)
         r = launch_parts_any(s, a, n_items, x, true);
@@ -329,7 +397,7 @@ static int launch_all(struct stream *s, const struct decode_args &a, int n_items
     return r;
 }
 
-/* How many pages each item attends, where the device chose. */
+/* How many pages each item attends that asks for them, where the device knows. */
 static int return_counts(struct stream *s, struct attn_decode_params *p, const struct decode_item *items)
 {
     void *host, *device;
@@ -337,14 +405,15 @@ static int return_counts(struct stream *s, struct attn_decode_params *p, const s
     int r = stream_args_room(s, sizeof(int32_t) * (size_t)p->n_items, &host, &device);
     int32_t *counts = (int32_t *)host;
     for (int i = 0; r == 0 && i < p->n_items; i++)
-        if (items[i].n_now) {
+        if (p->items[i].ret_chosen && items[i].n_now) {
             any = true;
             r = cuda_error(cudaMemcpyAsync(counts + i, items[i].n_now, sizeof *counts, cudaMemcpyDeviceToHost, s->cuda));
         }
     if (r == 0 && any)
         r = stream_wait_idle(s);
     for (int i = 0; r == 0 && i < p->n_items; i++)
-        p->items[i].ret_n_chosen = items[i].n_now ? counts[i] : items[i].n_chosen;
+        if (p->items[i].ret_chosen)
+            p->items[i].ret_n_chosen = items[i].n_now ? counts[i] : items[i].n_chosen;
     return r;
 }
 
@@ -355,12 +424,10 @@ static int return_chosen(struct stream *s, struct attn_decode_params *p, const s
     int r = return_counts(s, p, items);
     for (int i = 0; r == 0 && i < p->n_items; i++) {
         const struct attn_decode_item *item = &p->items[i];
-        if (item->ret_chosen && items[i].scored) {
-            wait = true;
-            r = cuda_error(cudaMemcpyAsync(item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)item->ret_n_chosen, cudaMemcpyDeviceToHost, s->cuda));
-        }
-        for (int j = 0; item->ret_chosen && !items[i].scored && j < items[i].n_chosen; j++)
-            item->ret_chosen[j] = items[i].first_page + j;
+        if (!item->ret_chosen || item->ret_n_chosen == 0)
+            continue;
+        wait = true;
+        r = cuda_error(cudaMemcpyAsync(item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)item->ret_n_chosen, cudaMemcpyDeviceToHost, s->cuda));
     }
     return r == 0 && wait ? stream_wait_idle(s) : r;
 }
@@ -378,11 +445,11 @@ static int check(const struct attn_decode_params *p)
         return -EINVAL;
     for (int i = 0; i < p->n_items; i++) {
         const struct attn_decode_item *item = &p->items[i];
-        if (item->rows[0].n < 0 || item->rows[1].n < 0 || item->n_pages < 0 || item->fetch_pages < 0)
+        if (item->rows[0].n < 0 || item->rows[1].n < 0 || item->slow.n_pages < 0 || item->slow.n_subpages < item->slow.n_pages || item->fetch_pages < 0)
             return -EINVAL;
-        if (item->n_pages > 0 && (!p->layout || (int)p->layout->head_dim != d))
+        if (item->slow.n_pages > 0 && (!p->layout || (int)p->layout->head_dim != d))
             return -EINVAL;
-        if ((p->fetch_blocks && item->fetch_pages != INT32_MAX && item->fetch_pages % BLOCK_SUBPAGES) || (summaries && !item->summaries && item->fetch_pages < item->n_pages))
+        if ((p->fetch_blocks && item->fetch_pages != INT32_MAX && item->fetch_pages % BLOCK_SUBPAGES) || (summaries && !item->summaries && item->fetch_pages < item->slow.n_pages))
             return -EINVAL;
         if (!on_16_bytes(&item->rows[0]) || !on_16_bytes(&item->rows[1]))
             return -ENOTSUP;

@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/attn_bias.cuh"
+#include "kernels/kv_page.h"
 
 enum {
     DECODE_GROUP_MAX = 16,  /* query heads of a group: the rows of a tensor core's tile */
@@ -16,18 +17,18 @@ struct decode_item {
     const float *q;
     float *out;
     struct kv_rows rows[2];
-    const struct kv_page *pages;
+    struct slow_pages slow;
     const uint8_t *summaries;
-    int kv_head;
+    struct page_counts *counts;
     float *ab;                         /* coefficients of key biases, [group, BIAS_LD]; NULL: none */
-    int n_pages, n_chosen, first_page; /* not scored: pages first_page .. first_page + n_chosen - 1 are attended */
+    int n_chosen;                      /* the most there can be when blocks are chosen */
     int n_choices;                     /* pages or blocks to choose */
-    int scored;
+    int scored;                        /* not: the last n_chosen sub-pages with slow tokens are attended */
     int n_row_parts[2], n_page_parts;
     float *ml, *o;                     /* [parts, group, 2], [parts, group, d], rows first */
-    float *e, *mass;                   /* when scored: [n_pages, group] log-sum-exp of a page, [n_pages] */
-    int32_t *chosen;                   /* [n_chosen], the most there can be when blocks are chosen */
-    int32_t *blocks;                   /* [n_choices] first pages of the chosen blocks; NULL: pages are chosen */
+    float *e, *mass;                   /* when scored: [n_subpages, group] log-sum-exp of a sub-page, [n_subpages]; -inf without slow tokens */
+    int32_t *chosen;                   /* [n_chosen] sub-pages, ascending */
+    int32_t *blocks;                   /* [n_choices] the chosen blocks; NULL: pages are chosen */
     int32_t *n_now;                    /* how many pages have been chosen; NULL: n_chosen */
 };
 
@@ -49,5 +50,5 @@ struct decode_args {
 /* A logit of head h and a key at `position`, with its bias. */
 DEVICE float decode_logit(const struct decode_args &a, const struct decode_item &item, int h, int64_t position, float s)
 {
-    return item.ab && h < a.group ? bias_continue(a.bias, item.kv_head, item.ab + h * BIAS_LD, position, s) : s;
+    return item.ab && h < a.group ? bias_continue(a.bias, item.slow.kv_head, item.ab + h * BIAS_LD, position, s) : s;
 }

@@ -115,7 +115,7 @@ template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_pages_
     struct attn_tile_rows<D> r;
     decode_queries<D>(a, item, shared, r);
     for (int i = warp; i < n; i += DECODE_WARPS) {
-        const struct kv_page &page = item.pages[item.scored ? item.chosen[first + i] : item.first_page + first + i];
+        const struct kv_page page = kv_page_at(&a.layout, &item.slow, item.chosen[first + i]);
         const uint32_t tokens = page.tokens;
         page_to_tile(page.sink ? a.layout.sink : a.layout.page, page.page, D, S::LD, keys, values);
         __syncwarp();

@@ -58,7 +58,7 @@ DEVICE float summary_terms(const struct decode_args &a, const struct decode_item
     const uint32_t tokens = page.tokens;
     const bool minmax = a.scorer == PAGE_SCORER_MINMAX;
     const int t = (int)threadIdx.x % 16;
-    if (!item.ab || a.bias.first[item.kv_head + 1] == a.bias.first[item.kv_head]) /* the same for the whole warp */
+    if (!item.ab || a.bias.first[item.slow.kv_head + 1] == a.bias.first[item.slow.kv_head]) /* the same for the whole warp */
         return tokens && minmax ? 0.0f : log_n[__popc(tokens)];
     float term = tokens >> t & 1 ? decode_logit(a, item, h, (int64_t)page.subpage * SUBPAGE_TOKENS + t, 0.0f) : -INFINITY;
     const float all = half_warp_lse(term);

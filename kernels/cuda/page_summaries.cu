@@ -1,6 +1,7 @@
-/* Summaries of slow sub-pages for the scorers minmax, mean and meanvar, in the model's own basis: the bytes of kernels/cpu/page_summaries.c. A page a block, a dim a thread, which holds its 16
- * tokens in registers; the rotation is undone by butterflies through shared memory (16 KiB). `pages` and `summaries` are device memory. */
+/* Summaries of slow sub-pages for the scorers minmax, mean and meanvar, in the model's own basis: the bytes of kernels/cpu/page_summaries.c. A sub-page a block, a dim a thread, which holds its 16
+ * tokens in registers; the rotation is undone by butterflies through shared memory (16 KiB). Blocks, masks and `summaries` are device memory. */
 #include "kernels/cuda/block_page.cuh"
+#include "kernels/kv_page.h"
 #include <errno.h>
 
 enum { SUMMARY_MAX_DIM = 256 };
@@ -11,14 +12,19 @@ DEVICE uint16_t fp16_held(float x)
     return fp16_from_float(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
 }
 
-__global__ void __launch_bounds__(SUMMARY_MAX_DIM) page_summaries_kernel(const struct block_layout layout, enum page_scorer scorer, const struct kv_page *pages, uint8_t *summaries)
+__global__ void __launch_bounds__(SUMMARY_MAX_DIM) page_summaries_kernel(const struct block_layout layout, enum page_scorer scorer, const struct slow_pages slow, int first, uint8_t *summaries)
 {
     __shared__ float x[SUBPAGE_TOKENS][SUMMARY_MAX_DIM];
-    const struct kv_page &page = pages[blockIdx.x];
-    const int c = (int)threadIdx.x, d = (int)layout.head_dim, block = d & -d, n_vectors = page_summary_vectors_of(scorer);
-    const uint32_t tokens = page.tokens;
-    uint16_t *summary = reinterpret_cast<uint16_t *>(summaries + (size_t)blockIdx.x * n_vectors * d * sizeof(uint16_t));
+    const int subpage = first + (int)blockIdx.x, c = (int)threadIdx.x, d = (int)layout.head_dim, block = d & -d, n_vectors = page_summary_vectors_of(scorer);
+    const uint32_t tokens = slow.masks[subpage];
+    uint16_t *summary = reinterpret_cast<uint16_t *>(summaries + (size_t)subpage * n_vectors * d * sizeof(uint16_t));
     float key[SUBPAGE_TOKENS];
+    if (tokens == 0) {
+        for (int v = 0; c < d && v < n_vectors; v++)
+            summary[v * d + c] = 0;
+        return;
+    }
+    const struct kv_page page = kv_page_at(&layout, &slow, subpage);
     UNROLL for (int t = 0; t < SUBPAGE_TOKENS; t++)
         key[t] = c < d ? bf16_to_float(page_key(page.sink ? layout.sink : layout.page, page.page, t, c)) : 0.0f;
     for (int h = 1; h < block; h *= 2) {
@@ -45,19 +51,20 @@ __global__ void __launch_bounds__(SUMMARY_MAX_DIM) page_summaries_kernel(const s
             squares = fmaf(key[t] - mean, key[t] - mean, squares);
     if (c >= d)
         return;
-    const bool none = tokens == 0, minmax = scorer == PAGE_SCORER_MINMAX;
-    summary[c] = none ? (uint16_t)0 : fp16_held(minmax ? least : mean);
+    const bool minmax = scorer == PAGE_SCORER_MINMAX;
+    summary[c] = fp16_held(minmax ? least : mean);
     if (n_vectors == 2)
-        summary[d + c] = none ? (uint16_t)0 : fp16_held(minmax ? most : squares / n);
+        summary[d + c] = fp16_held(minmax ? most : squares / n);
 }
 
 extern "C" int cuda_page_summaries(struct stream *s, const struct page_summary_params *p)
 {
-    if (p->n_pages < 0 || !p->layout || (unsigned)p->scorer >= PAGE_SCORER_COUNT || page_summary_vectors(p->scorer) == 0)
+    const int n = p->slow.n_subpages - p->first;
+    if (p->first < 0 || n < 0 || !p->layout || (unsigned)p->scorer >= PAGE_SCORER_COUNT || page_summary_vectors(p->scorer) == 0)
         return -EINVAL;
     if (p->layout->head_dim > SUMMARY_MAX_DIM)
         return -ENOTSUP;
-    if (p->n_pages == 0)
+    if (n == 0)
         return 0;
-    return cuda_error(LAUNCH(page_summaries_kernel, (unsigned)p->n_pages, (p->layout->head_dim + 31) / 32 * 32, 0, s->cuda, *p->layout, p->scorer, p->pages, p->summaries));
+    return cuda_error(LAUNCH(page_summaries_kernel, (unsigned)n, (p->layout->head_dim + 31) / 32 * 32, 0, s->cuda, *p->layout, p->scorer, p->slow, p->first, p->summaries));
 }

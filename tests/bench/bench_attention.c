@@ -160,6 +160,9 @@ struct page_pool {
     uint8_t *slices;
     struct kv_page *pages;
     int n_pages;
+    /* As the slow tier of a sequence: none of the blocks was coded as the first one of it, so it begins with one that has no slow token. */
+    struct kv_block *blocks;
+    uint16_t *masks;
 };
 
 static void pool_make(struct bench *b, struct page_pool *p, enum kv_format format, int d, int n_blocks)
@@ -168,6 +171,11 @@ static void pool_make(struct bench *b, struct page_pool *p, enum kv_format forma
     size_t bytes = p->layout.slice_bytes[0];
     p->slices = memory(bytes * (size_t)n_blocks);
     p->pages = memory(sizeof *p->pages * (size_t)n_blocks * BLOCK_SUBPAGES);
+    p->blocks = memory(sizeof *p->blocks * (size_t)(n_blocks + 1));
+    p->masks = memory(sizeof *p->masks * (size_t)(n_blocks + 1) * BLOCK_SUBPAGES);
+    p->blocks[0] = (struct kv_block){0};
+    memset(p->masks, 0, sizeof *p->masks * BLOCK_SUBPAGES);
+    memset(p->masks + BLOCK_SUBPAGES, 0xFF, sizeof *p->masks * (size_t)n_blocks * BLOCK_SUBPAGES);
     p->n_pages = n_blocks * BLOCK_SUBPAGES;
     bf16_t *k = halves(b, (size_t)BLOCK_TOKENS * d), *v = halves(b, (size_t)BLOCK_TOKENS * d);
     for (int i = 0; i < n_blocks; i++) {
@@ -177,6 +185,7 @@ static void pool_make(struct bench *b, struct page_pool *p, enum kv_format forma
             expect(b->ops->block_encode(b->stream, &params, false), "block_encode");
         else
             memcpy(slice, p->slices, bytes);
+        p->blocks[i + 1] = (struct kv_block){.data = slice};
         for (uint32_t s = 0; s < BLOCK_SUBPAGES; s++)
             p->pages[i * BLOCK_SUBPAGES + (int)s] = (struct kv_page){.page = slice + block_subpage_offset(&p->layout, false, 0, s),
                                                                     .index = slice + block_index_offset(&p->layout, false, 0, s), .tokens = 0xFFFF,
@@ -185,10 +194,17 @@ static void pool_make(struct bench *b, struct page_pool *p, enum kv_format forma
     free(k), free(v);
 }
 
+static struct slow_pages pool_slow(const struct page_pool *p)
+{
+    return (struct slow_pages){.blocks = p->blocks, .masks = p->masks, .n_subpages = p->n_pages + BLOCK_SUBPAGES, .n_pages = p->n_pages};
+}
+
 static void pool_free(struct page_pool *p)
 {
     free(p->slices);
     free(p->pages);
+    free(p->blocks);
+    free(p->masks);
 }
 
 struct pages_run {
@@ -290,7 +306,7 @@ static void bench_decode(struct bench *b, int n_tokens, int budget, int fetch_pa
     for (int h = 0; h < HEADS; h++) {
         pool_make(b, &pools[h], KV_FORMAT_K8V4, D, (n_tokens - budget) / BLOCK_TOKENS);
         items[h] = (struct attn_decode_item){.q = q + h * GROUP * D, .out = out + h * GROUP * D, .rows = {{rows + (size_t)2 * h * budget * D, rows + (size_t)(2 * h + 1) * budget * D, budget}, {0}},
-                                             .pages = pools[h].pages, .n_pages = pools[h].n_pages, .fetch_pages = fetch_pages};
+                                             .slow = pool_slow(&pools[h]), .fetch_pages = fetch_pages};
     }
     struct decode_run r = {b, {.items = items, .n_items = HEADS, .layout = &pools[0].layout, .group = GROUP, .head_dim = D, .scale = 0.125f}};
     double t = best_of(b, run_decode, &r);

@@ -105,7 +105,8 @@ struct tier {
     uint8_t *blocks;
     bf16_t *rows; /* [n_items][k, v][tokens, d] */
     float *q, *out;
-    struct kv_page *pages;
+    struct kv_block *table; /* none of the blocks was coded as a first one, so the first place is that of a block without slow tokens */
+    uint16_t *masks;
     struct attn_decode_item *items;
     int n_items, n_pages, n_tokens;
 };
@@ -163,14 +164,15 @@ static void make_blocks(struct bench *b, struct tier *t)
     b->dev->free(b->device, kv);
 }
 
-static void make_pages(struct tier *t, int layer, int head, struct kv_page *pages)
+/* All sub-pages have slow tokens in every layer and head, so one row of masks does for all. */
+static void make_table(struct tier *t)
 {
-    for (int i = 0; i < t->n_pages; i++) {
-        const uint32_t s = (uint32_t)i % BLOCK_SUBPAGES;
-        const uint8_t *slice = t->blocks + t->layout.block_bytes[0] * (size_t)(i / BLOCK_SUBPAGES) + block_slice_offset(&t->layout, false, (uint32_t)layer);
-        pages[i] = (struct kv_page){.page = slice + block_subpage_offset(&t->layout, false, (uint32_t)head, s),
-                                    .index = slice + block_index_offset(&t->layout, false, (uint32_t)head, s), .tokens = 0xFFFF, .subpage = i};
-    }
+    const int n_blocks = t->n_tokens / BLOCK_TOKENS;
+    t->table = host_alloc((size_t)n_blocks + 1, sizeof(*t->table));
+    t->masks = host_alloc((size_t)(n_blocks + 1) * BLOCK_SUBPAGES, sizeof(*t->masks));
+    for (int i = 0; i < n_blocks; i++)
+        t->table[i + 1].data = t->blocks + t->layout.block_bytes[0] * (size_t)i;
+    memset(t->masks + BLOCK_SUBPAGES, 0xFF, (size_t)t->n_pages * sizeof(*t->masks));
 }
 
 static void make_tier(struct bench *b, enum kv_format format, struct tier *t)
@@ -185,12 +187,10 @@ static void make_tier(struct bench *b, enum kv_format format, struct tier *t)
     t->out = device_alloc(b, (size_t)t->n_items * q * sizeof(float));
     for (size_t i = 0; i < (size_t)t->n_items * q; i++)
         t->q[i] = 2 * noise(b);
-    t->pages = host_alloc((size_t)t->n_items * (size_t)t->n_pages, sizeof(*t->pages));
+    make_table(t);
     t->items = host_alloc((size_t)t->n_items, sizeof(*t->items));
-    for (int i = 0; i < t->n_items; i++) {
-        make_pages(t, i / (int)o->kv_heads, i % (int)o->kv_heads, t->pages + (size_t)i * (size_t)t->n_pages);
+    for (int i = 0; i < t->n_items; i++)
         t->items[i] = (struct attn_decode_item){.q = t->q + (size_t)i * q, .out = t->out + (size_t)i * q};
-    }
 }
 
 static void make_rows(struct bench *b, struct tier *t)
@@ -209,7 +209,8 @@ static void free_tier(struct bench *b, struct tier *t)
     b->dev->free(b->device, t->rows);
     b->dev->free(b->device, t->q);
     b->dev->free(b->device, t->out);
-    free(t->pages);
+    free(t->table);
+    free(t->masks);
     free(t->items);
 }
 
@@ -229,8 +230,9 @@ static void run_part(struct bench *b, struct tier *t, enum part part, double *be
     const size_t n = (size_t)t->n_tokens * (size_t)o->head_dim;
     for (int i = 0; i < t->n_items; i++) {
         struct attn_decode_item *item = &t->items[i];
-        item->pages = t->pages + (size_t)i * (size_t)t->n_pages;
-        item->n_pages = part == PART_ROWS ? 0 : t->n_pages;
+        item->slow = (struct slow_pages){0};
+        if (part != PART_ROWS)
+            item->slow = (struct slow_pages){.blocks = t->table, .masks = t->masks, .n_subpages = t->n_pages + BLOCK_SUBPAGES, .n_pages = t->n_pages, .layer = i / (int)o->kv_heads, .kv_head = i % (int)o->kv_heads};
         item->fetch_pages = part == PART_PAGES ? INT_MAX : 1;
         item->rows[0] = part == PART_ROWS ? (struct kv_rows){.k = t->rows + (size_t)i * 2 * n, .v = t->rows + ((size_t)i * 2 + 1) * n, .n = t->n_tokens} : (struct kv_rows){0};
     }

@@ -5,25 +5,24 @@
 #include <string.h>
 
 /* Tokens of one block: pages with masks, kept rows. */
-static void split_block(struct kv_sequence *s, struct ref_rng *rng, int block, uint8_t *slice, const uint16_t *k, const uint16_t *v, double kept_share)
+static void split_block(struct kv_sequence *s, struct ref_rng *rng, int block, const uint16_t *k, const uint16_t *v, double kept_share)
 {
-    bool first = block == 0;
-    for (uint32_t sub = 0; sub < BLOCK_SUBPAGES; sub++) {
-        struct kv_page page = {.page = slice + block_subpage_offset(&s->layout, first, 0, sub), .index = slice + block_index_offset(&s->layout, first, 0, sub),
-                               .sink = first && sub == 0, .subpage = block * BLOCK_SUBPAGES + (int)sub};
+    for (int sub = 0; sub < BLOCK_SUBPAGES; sub++) {
+        const int subpage = block * BLOCK_SUBPAGES + sub;
         for (int t = 0; t < SUBPAGE_TOKENS; t++) {
             size_t at = ((size_t)sub * SUBPAGE_TOKENS + (size_t)t) * (size_t)s->d, row = (size_t)s->d * sizeof *k;
             if (ref_uniform(rng) >= kept_share) {
-                page.tokens |= (uint16_t)(1 << t);
+                s->masks[subpage] |= (uint16_t)(1 << t);
                 continue;
             }
             memcpy(s->kept_k + (size_t)s->n_kept * s->d, k + at, row);
             memcpy(s->kept_v + (size_t)s->n_kept * s->d, v + at, row);
-            s->kept_positions[s->n_kept] = page.subpage * SUBPAGE_TOKENS + t;
+            s->kept_positions[s->n_kept] = subpage * SUBPAGE_TOKENS + t;
             s->n_kept++;
         }
-        if (page.tokens)
-            s->pages[s->n_pages++] = page;
+        const struct slow_pages slow = kv_sequence_slow(s);
+        if (s->masks[subpage])
+            s->pages[s->n_pages++] = kv_page_at(&s->layout, &slow, subpage);
     }
 }
 
@@ -37,6 +36,8 @@ void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format f
     s->kept_k = aligned_zeros(rows * 2);
     s->kept_v = aligned_zeros(rows * 2);
     s->kept_positions = aligned_zeros(sizeof(int32_t) * (size_t)n_blocks * BLOCK_TOKENS);
+    s->blocks = aligned_zeros(sizeof *s->blocks * (size_t)n_blocks);
+    s->masks = aligned_zeros(sizeof *s->masks * (size_t)n_blocks * BLOCK_SUBPAGES);
     s->pages = aligned_zeros(sizeof *s->pages * (size_t)n_blocks * BLOCK_SUBPAGES);
     s->recent_k = random_bf16(&rng, (size_t)n_recent * d, 1);
     s->recent_v = random_bf16(&rng, (size_t)n_recent * d, 1);
@@ -44,7 +45,8 @@ void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format f
         uint16_t *k = random_bf16(&rng, BLOCK_TOKENS * (size_t)d, 1), *v = random_bf16(&rng, BLOCK_TOKENS * (size_t)d, 1);
         struct block_params p = {.layout = &s->layout, .first = b == 0, .slice = s->pool + slice_bytes * (size_t)b, .k = k, .v = v, .head_stride = BLOCK_TOKENS * d};
         ASSERT(f->ops->block_encode(f->devices[0].stream, &p, true) == 0);
-        split_block(s, &rng, b, p.slice, k, v, kept_share);
+        s->blocks[b].data = p.slice;
+        split_block(s, &rng, b, k, v, kept_share);
         free(k);
         free(v);
     }
@@ -76,14 +78,31 @@ void kv_sequence_free(struct kv_sequence *s)
     free(s->recent_k);
     free(s->recent_v);
     free(s->pages);
+    free(s->masks);
+    free(s->blocks);
+}
+
+struct slow_pages kv_sequence_slow(const struct kv_sequence *s)
+{
+    return (struct slow_pages){.blocks = s->blocks, .masks = s->masks, .n_subpages = s->n_blocks * BLOCK_SUBPAGES, .n_pages = s->n_pages};
+}
+
+void kv_sequence_to_pages(const struct kv_sequence *s, int32_t *chosen, int n)
+{
+    for (int i = 0, page = 0; i < n; i++) {
+        while (page < s->n_pages && s->pages[page].subpage != chosen[i])
+            page++;
+        ASSERT(page < s->n_pages); /* ascending, and none without slow tokens */
+        chosen[i] = page;
+    }
 }
 
 struct attn_decode_item kv_sequence_item(const struct kv_sequence *s, const float *q, float *out, int fetch_pages, int32_t *ret_chosen)
 {
-    return (struct attn_decode_item){.q = q, .out = out, .pages = s->pages,
+    return (struct attn_decode_item){.q = q, .out = out, .slow = kv_sequence_slow(s),
                                      .rows = {{s->kept_k, s->kept_v, s->n_kept, .positions = s->kept_positions},
                                               {s->recent_k, s->recent_v, s->n_recent, .pos0 = s->n_blocks * BLOCK_TOKENS}},
-                                     .n_pages = s->n_pages, .fetch_pages = fetch_pages, .ret_chosen = ret_chosen};
+                                     .fetch_pages = fetch_pages, .ret_chosen = ret_chosen};
 }
 
 struct ref_attention_result kv_sequence_attention(const struct kv_sequence *s, const float *q, float scale, const int32_t *chosen, int n_chosen, double *out)

@@ -1,5 +1,6 @@
 /* One KV head of a sequence split as the cache splits it: whole blocks coded in a pool, some of their tokens kept as bf16 rows, and recent rows behind the blocks. */
 #pragma once
+#include "kernels/kv_page.h"
 #include "tests/kernels/bias_fixture.h"
 
 struct kv_sequence {
@@ -9,7 +10,9 @@ struct kv_sequence {
     uint16_t *kept_k, *kept_v;  /* [n_kept, d] as attended */
     int32_t *kept_positions;
     uint16_t *recent_k, *recent_v;
-    struct kv_page *pages;      /* those with slow tokens */
+    struct kv_block *blocks;    /* [n_blocks] */
+    uint16_t *masks;            /* [n_blocks * BLOCK_SUBPAGES] */
+    struct kv_page *pages;      /* [n_pages] those with slow tokens */
     struct bias_fixture bias;   /* without any until kv_sequence_bias */
 };
 
@@ -21,6 +24,9 @@ void kv_sequence_bias(struct kv_sequence *s, int n_pairs, double size, uint64_t 
 const struct key_bias *kv_sequence_key_bias(const struct kv_sequence *s);
 double kv_sequence_term(const struct kv_sequence *s, const float *q, float scale, int64_t pos);
 void kv_sequence_free(struct kv_sequence *s);
+struct slow_pages kv_sequence_slow(const struct kv_sequence *s);
+/* Sub-pages, as attn_decode returns them, become indices of `pages`. */
+void kv_sequence_to_pages(const struct kv_sequence *s, int32_t *chosen, int n);
 struct attn_decode_item kv_sequence_item(const struct kv_sequence *s, const float *q, float *out, int fetch_pages, int32_t *ret_chosen);
 
 /* Attention in double over the rows and the slow tokens of chosen pages (all if chosen is NULL). out [d]. */

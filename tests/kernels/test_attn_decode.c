@@ -91,6 +91,7 @@ Test(attn_decode, attends_rows_and_chosen_pages_exactly_once)
         struct attn_decode_item item = kv_sequence_item(&s, q, out, c->fetch, chosen);
         cr_assert_eq(decode(&f, f.n - 1, c, &s.layout, &item, 1), 0);
         cr_assert_eq(item.ret_n_chosen, s.n_pages < c->fetch ? s.n_pages : c->fetch);
+        kv_sequence_to_pages(&s, chosen, item.ret_n_chosen);
         for (int h = 0; h < c->group; h++) {
             kv_sequence_attention(&s, q + h * c->d, scale_of(c), chosen, item.ret_n_chosen, expected);
             double difference = max_difference(out + h * c->d, expected, (size_t)c->d);
@@ -205,36 +206,108 @@ Test(attn_decode, bf16_with_all_pages_equals_prefill)
     fixture_close(&f);
 }
 
-/* Pages that are equal in every bit: the lower indices are taken. */
+/* Pages that are equal in every bit: the lower indices are taken. Behind block 0, which has no slow token, come pages of two kinds: every third one is the other. */
 Test(attn_decode, ties_go_to_the_lower_page)
 {
+    enum { D = 64, PAGES = 150, SUBPAGES = BLOCK_SUBPAGES + PAGES, PERIOD = 3 /* blocks */ };
     struct fixture f;
     fixture_open(&f);
-    struct decode_case c = {.format = KV_FORMAT_K8V4, .group = 3, .d = 64};
+    struct decode_case c = {.format = KV_FORMAT_K8V4, .group = 3, .d = D};
     struct kv_sequence s;
-    kv_sequence_make(&s, &f, c.format, 64, 3, 10, 0, 7);
-    struct kv_page pages[150];
-    for (int i = 0; i < 150; i++)
-        pages[i] = s.pages[10 + (i % 3 == 2)];
-    float *q = queries_make(&c, 8), out[3 * 64];
+    kv_sequence_make(&s, &f, c.format, D, PERIOD + 1, 10, 0, 7);
+    struct kv_block blocks[(SUBPAGES + BLOCK_SUBPAGES - 1) / BLOCK_SUBPAGES] = {{.data = s.pool}};
+    uint16_t masks[SUBPAGES] = {0}, *k = aligned_zeros(sizeof *k * BLOCK_TOKENS * D), *v = aligned_zeros(sizeof *v * BLOCK_TOKENS * D);
+    for (int b = 0; b < PERIOD; b++) {
+        for (int row = 0; row < BLOCK_TOKENS; row++) {
+            const int page = b * BLOCK_SUBPAGES + row / SUBPAGE_TOKENS, from = (page % 3 == 2) * SUBPAGE_TOKENS + row % SUBPAGE_TOKENS;
+            for (int i = 0; i < D; i++) {
+                k[row * D + i] = ref_bf16_bits(sin(from * 7.3 + i));
+                v[row * D + i] = ref_bf16_bits(cos(from + i * 3.1));
+            }
+        }
+        struct block_params p = {.layout = &s.layout, .slice = s.pool + s.layout.slice_bytes[1] * (size_t)(b + 1), .k = k, .v = v, .head_stride = BLOCK_TOKENS * D};
+        cr_assert_eq(f.ops->block_encode(f.devices[0].stream, &p, false), 0);
+    }
+    for (size_t b = 1; b < ARRAY_LEN(blocks); b++)
+        blocks[b].data = s.pool + s.layout.slice_bytes[1] * (1 + (b - 1) % PERIOD);
+    memset(masks + BLOCK_SUBPAGES, 0xFF, sizeof *masks * PAGES);
+    float *q = queries_make(&c, 8), out[3 * D];
     int32_t chosen[70];
     for (int dev = 0; dev < f.n; dev++) {
         struct attn_decode_item item = kv_sequence_item(&s, q, out, 70, chosen);
-        item.pages = pages;
-        item.n_pages = 150;
+        item.slow = (struct slow_pages){.blocks = blocks, .masks = masks, .n_subpages = SUBPAGES, .n_pages = PAGES};
         cr_assert_eq(decode(&f, dev, &c, &s.layout, &item, 1), 0);
         int n[2] = {0, 0}, last[2] = {-1, -1};
         for (int i = 0; i < 70; i++) {
-            int kind = chosen[i] % 3 == 2;
+            const int page = chosen[i] - BLOCK_SUBPAGES, kind = page % 3 == 2;
             n[kind]++;
-            last[kind] = chosen[i];
+            last[kind] = page;
         }
         cr_assert(n[0] == 70 || n[1] == 50, "all of the better kind first");
         int partial = n[0] == 70 ? 0 : n[0] > 0 ? 0 : 1; /* of this kind not all were taken: the first n of them */
         cr_assert_eq(last[partial], partial ? 3 * n[1] - 1 : (n[0] - 1) / 2 * 3 + (n[0] - 1) % 2);
     }
-    free(q);
+    free(q), free(k), free(v);
     kv_sequence_free(&s);
+    fixture_close(&f);
+}
+
+/* An index of its own is read in place of the block's: the same bytes give the same bits, whatever lies in the blocks. */
+Test(attn_decode, an_index_copy_is_read_instead)
+{
+    struct fixture f;
+    fixture_open(&f);
+    const struct decode_case *c = &cases[4];
+    struct kv_sequence s;
+    kv_sequence_make(&s, &f, c->format, c->d, c->n_blocks, c->n_recent, c->kept_share, 3);
+    const size_t n_out = (size_t)c->group * c->d, bytes = block_index_bytes(&s.layout);
+    float *q = queries_make(c, 4), *out = aligned_zeros(sizeof(float) * n_out), *again = aligned_zeros(sizeof(float) * n_out);
+    uint8_t *copies = aligned_zeros(bytes * (size_t)c->n_blocks);
+    struct attn_decode_item item = kv_sequence_item(&s, q, out, c->fetch, NULL);
+    cr_assert_eq(decode(&f, f.n - 1, c, &s.layout, &item, 1), 0);
+    for (int b = 0; b < c->n_blocks; b++) {
+        uint8_t *index = s.pool + s.layout.slice_bytes[1] * (size_t)b + block_index_offset(&s.layout, b == 0, 0, 0);
+        s.blocks[b].index = memcpy(copies + bytes * (size_t)b, index, bytes);
+        memset(index, 0xFF, bytes);
+    }
+    item.out = again;
+    cr_assert_eq(decode(&f, f.n - 1, c, &s.layout, &item, 1), 0);
+    cr_assert_eq(memcmp(out, again, sizeof(float) * n_out), 0);
+    free(q), free(out), free(again), free(copies);
+    kv_sequence_free(&s);
+    fixture_close(&f);
+}
+
+/* What was attended is added to the caller's counts; blocks without an id are not fetched. */
+Test(attn_decode, counts_what_it_attends)
+{
+    struct fixture f;
+    fixture_open(&f);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct decode_case *c = &cases[i];
+        struct kv_sequence s;
+        kv_sequence_make(&s, &f, c->format, c->d, c->n_blocks, c->n_recent, c->kept_share, 20 + i);
+        float *q = queries_make(c, 30 + i), *out = aligned_zeros(sizeof(float) * (size_t)c->group * c->d);
+        int32_t *chosen = aligned_zeros(sizeof(int32_t) * ((size_t)s.n_pages + 1));
+        struct page_counts counts = {.pages = 3, .bytes_missed = 1}, expected = counts;
+        struct attn_decode_item item = kv_sequence_item(&s, q, out, c->fetch, chosen);
+        item.ret_counts = &counts;
+        for (int b = 0; b < c->n_blocks; b++)
+            s.blocks[b].id = b % 2 ? (uint64_t)b : 0;
+        cr_assert_eq(decode(&f, f.n - 1, c, &s.layout, &item, 1), 0);
+        for (int j = 0; j < item.ret_n_chosen; j++) {
+            const uint32_t bytes = chosen[j] == 0 ? s.layout.sink.bytes : s.layout.page.bytes;
+            const bool missed = chosen[j] / BLOCK_SUBPAGES % 2;
+            expected.pages++;
+            expected.tokens += (uint32_t)__builtin_popcount(s.masks[chosen[j]]);
+            expected.misses += missed;
+            expected.bytes += bytes;
+            expected.bytes_missed += missed ? bytes : 0;
+        }
+        cr_assert_eq(memcmp(&counts, &expected, sizeof counts), 0, "case %zu", i);
+        free(q), free(out), free(chosen);
+        kv_sequence_free(&s);
+    }
     fixture_close(&f);
 }
 
@@ -249,9 +322,9 @@ Test(attn_decode, nothing_to_attend_gives_zeros)
     for (int with_empty_pages = 0; with_empty_pages < 2; with_empty_pages++) {
         struct attn_decode_item item = kv_sequence_item(&s, q, out, with_empty_pages ? 4 : INT_MAX, NULL);
         item.rows[0].n = item.rows[1].n = 0;
-        item.n_pages = with_empty_pages ? s.n_pages : 0;
-        for (int i = 0; i < s.n_pages; i++)
-            s.pages[i].tokens = 0;
+        s.n_pages = item.slow.n_pages = 0;
+        item.slow.n_subpages = with_empty_pages ? item.slow.n_subpages : 0;
+        memset(s.masks, 0, sizeof *s.masks * (size_t)s.n_blocks * BLOCK_SUBPAGES);
         memset(out, 0xFF, sizeof out);
         cr_assert_eq(decode(&f, f.n - 1, &c, &s.layout, &item, 1), 0);
         for (int i = 0; i < 2 * 64; i++)
@@ -312,8 +385,11 @@ Test(attn_decode, refuses_impossible_arguments)
     cr_assert_eq(decode(&f, 0, &c, NULL, &item, 1), -EINVAL);
     c.d = 32;
     cr_assert_eq(decode(&f, 0, &c, &s.layout, &item, 1), -EINVAL);
+    c.d = 64;
+    item.slow.n_pages = item.slow.n_subpages + 1;
+    cr_assert_eq(decode(&f, 0, &c, &s.layout, &item, 1), -EINVAL);
     c.d = 72;
-    item.n_pages = 0;
+    item.slow.n_pages = 0;
     cr_assert_eq(decode(&f, 0, &c, &s.layout, &item, 1), -ENOTSUP);
     cr_assert_eq(out[0], 5);
     kv_sequence_free(&s);
@@ -395,7 +471,7 @@ Test(attn_pieces, index_mass_finds_the_true_mass)
         int32_t chosen[16];
         double true_mass[128], found = 0, best = 0;
         struct attn_decode_item item = kv_sequence_item(&s, q, out, 16, chosen);
-        cr_assert_eq(decode(&f, f.n - 1, &c, &s.layout, &item, 1), 0);
+        cr_assert_eq(decode(&f, f.n - 1, &c, &s.layout, &item, 1), 0); /* every sub-page is a page */
         for (int i = 0; i < s.n_pages; i++) {
             float o[64];
             pieces->pages(q, 1, scale_of(&c), &s.layout, &s.pages[i], 1, ml, o);

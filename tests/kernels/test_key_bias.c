@@ -257,6 +257,7 @@ static int decode(struct fixture *f, int device, const struct decode_case *c, co
                                    .bias = kv_sequence_key_bias(s)};
     int r = f->ops->attn_decode(f->devices[device].stream, &p);
     *ret_n = item.ret_n_chosen;
+    kv_sequence_to_pages(s, chosen, *ret_n);
     return r;
 }
 

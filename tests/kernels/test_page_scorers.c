@@ -162,8 +162,8 @@ static void scored_make(struct scored *x, struct fixture *f, const struct scorer
     x->item = kv_sequence_item(&x->s, x->q, x->out, fetch, x->chosen);
     x->summaries = NULL;
     if (page_summary_bytes(scorer, c->d) > 0) {
-        x->summaries = aligned_zeros((size_t)x->s.n_pages * page_summary_bytes(scorer, c->d));
-        struct page_summary_params p = {.scorer = scorer, .layout = &x->s.layout, .pages = x->s.pages, .n_pages = x->s.n_pages, .summaries = x->summaries};
+        x->summaries = aligned_zeros((size_t)x->item.slow.n_subpages * page_summary_bytes(scorer, c->d));
+        struct page_summary_params p = {.scorer = scorer, .layout = &x->s.layout, .slow = x->item.slow, .summaries = x->summaries};
         cr_assert_eq(f->ops->page_summaries(f->devices[f->n - 1].stream, &p), 0);
     }
     x->item.summaries = x->summaries;
@@ -179,7 +179,10 @@ static int decode(struct fixture *f, int device, const struct scorer_case *c, co
 {
     struct attn_decode_params p = {.items = item, .n_items = 1, .layout = &x->s.layout, .group = c->group, .head_dim = c->d, .scale = scale_of(c), .bias = kv_sequence_key_bias(&x->s), .scorer = scorer,
                                    .fetch_blocks = blocks};
-    return f->ops->attn_decode(f->devices[device].stream, &p);
+    const int r = f->ops->attn_decode(f->devices[device].stream, &p);
+    if (r == 0)
+        kv_sequence_to_pages(&x->s, item->ret_chosen, item->ret_n_chosen);
+    return r;
 }
 
 static int n_blocks_of(const struct kv_sequence *s, const int32_t *chosen, int n)
@@ -290,6 +293,14 @@ Test(page_scorers, all_ways_give_the_same_bits)
     fixture_close(&f);
 }
 
+static bool all_zeros(const uint16_t *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i])
+            return false;
+    return true;
+}
+
 /* fp16 of the reference's values, but for the rounding of sums in fp32; the same bits everywhere. */
 Test(page_scorers, summaries_hold_what_they_promise)
 {
@@ -302,8 +313,10 @@ Test(page_scorers, summaries_hold_what_they_promise)
             struct scored x;
             scored_make(&x, &f, c, scorers[j], c->fetch, 30 + i);
             size_t bytes = page_summary_bytes(scorers[j], c->d);
+            for (int subpage = 0; subpage < x.item.slow.n_subpages; subpage++)
+                cr_assert(x.s.masks[subpage] || all_zeros((const uint16_t *)(x.summaries + (size_t)subpage * bytes), (int)bytes / 2), "sub-page %d has no slow tokens", subpage);
             for (int page = 0; page < x.s.n_pages; page++) {
-                const uint16_t *summary = (const uint16_t *)(x.summaries + (size_t)page * bytes);
+                const uint16_t *summary = (const uint16_t *)(x.summaries + (size_t)x.s.pages[page].subpage * bytes);
                 double want[2][256];
                 ref_summary(&x.s, scorers[j], page, want[0], want[1]);
                 for (int v = 0; v < page_summary_vectors(scorers[j]); v++)
@@ -311,10 +324,12 @@ Test(page_scorers, summaries_hold_what_they_promise)
                         cr_assert_float_eq(ref_fp16_value(summary[v * c->d + ch]), want[v][ch], 1e-5 + fabs(want[v][ch]) * 0x1p-10);
             }
             for (int dev = 0; dev < f.n; dev++) {
-                uint8_t *again = aligned_zeros((size_t)x.s.n_pages * bytes);
-                struct page_summary_params p = {.scorer = scorers[j], .layout = &x.s.layout, .pages = x.s.pages, .n_pages = x.s.n_pages, .summaries = again};
+                const size_t all = (size_t)x.item.slow.n_subpages * bytes;
+                uint8_t *again = aligned_zeros(all);
+                struct page_summary_params p = {.scorer = scorers[j], .layout = &x.s.layout, .slow = x.item.slow, .first = 5, .summaries = again};
                 cr_assert_eq(f.ops->page_summaries(f.devices[dev].stream, &p), 0);
-                cr_assert_eq(memcmp(again, x.summaries, (size_t)x.s.n_pages * bytes), 0, "isa %d", f.devices[dev].isa);
+                cr_assert(all_zeros((const uint16_t *)again, 5 * (int)bytes / 2));
+                cr_assert_eq(memcmp(again + 5 * bytes, x.summaries + 5 * bytes, all - 5 * bytes), 0, "isa %d", f.devices[dev].isa);
                 free(again);
             }
             scored_free(&x);
@@ -330,13 +345,15 @@ Test(page_scorers, huge_keys_give_finite_summaries)
     fixture_open(&f);
     struct block_layout layout;
     cr_assert_eq(block_layout_init(&layout, KV_FORMAT_BF16, 1, 1, D), 0);
-    uint16_t *page = aligned_zeros(layout.sink.bytes);
+    uint8_t *slice = aligned_zeros(layout.slice_bytes[1]);
+    uint16_t *page = (uint16_t *)(slice + block_subpage_offset(&layout, true, 0, 0));
     for (int i = 0; i < SUBPAGE_TOKENS * D; i++)
         page[i] = ref_bf16_bits(i % 2 ? 1e20 : -1e20);
-    struct kv_page pages[2] = {{.page = (const uint8_t *)page, .tokens = 0xFFFF, .sink = true}, {.page = (const uint8_t *)page, .tokens = 0, .sink = true}};
+    const struct kv_block block = {.data = (const uint8_t *)slice};
+    const uint16_t masks[2] = {0xFFFF, 0};
     uint16_t summaries[2][2 * D];
     for (int scorer = 0; scorer < PAGE_SCORER_COUNT; scorer++) {
-        struct page_summary_params p = {.scorer = (enum page_scorer)scorer, .layout = &layout, .pages = pages, .n_pages = 2, .summaries = (uint8_t *)summaries};
+        struct page_summary_params p = {.scorer = (enum page_scorer)scorer, .layout = &layout, .slow = {.blocks = &block, .masks = masks, .n_subpages = 2, .n_pages = 1}, .summaries = (uint8_t *)summaries};
         if (page_summary_vectors(p.scorer) == 0) {
             cr_assert_eq(f.ops->page_summaries(f.devices[0].stream, &p), -EINVAL);
             continue;
@@ -348,7 +365,7 @@ Test(page_scorers, huge_keys_give_finite_summaries)
             cr_assert_eq(((uint16_t *)summaries)[page_summary_vectors(p.scorer) * D + i], 0, "no slow tokens");
         }
     }
-    free(page);
+    free(slice);
     fixture_close(&f);
 }
 
@@ -380,6 +397,19 @@ Test(page_scorers, ends_of_the_budget)
     fixture_close(&f);
 }
 
+/* The first sub-page of each block keeps its slow tokens. */
+static void one_page_a_block(struct scored *x)
+{
+    const struct slow_pages *slow = &x->item.slow;
+    x->s.n_pages = 0;
+    for (int i = 0; i < slow->n_subpages; i++) {
+        x->s.masks[i] = i % BLOCK_SUBPAGES ? 0 : 0xFFFF;
+        if (x->s.masks[i])
+            x->s.pages[x->s.n_pages++] = kv_page_at(&x->s.layout, slow, i);
+    }
+    x->item.slow = kv_sequence_slow(&x->s);
+}
+
 /* What a call holds is within what scratch_bytes promises, also when every page is a block of its own. */
 Test(page_scorers, scratch_is_within_its_bound)
 {
@@ -392,8 +422,8 @@ Test(page_scorers, scratch_is_within_its_bound)
                 const struct scorer_case *c = &cases[i];
                 struct scored x;
                 scored_make(&x, &f, c, (enum page_scorer)scorer, c->fetch, 40 + i);
-                for (int page = 0; i % 2 && page < x.s.n_pages; page++)
-                    x.s.pages[page].subpage = page * BLOCK_SUBPAGES;
+                if (i % 2)
+                    one_page_a_block(&x);
                 const struct op_bounds bounds = {.n_heads = c->group, .n_kv_heads = 1, .head_dim = c->d, .n_items = 1, .n_rows = {x.s.n_kept, x.s.n_recent},
                                                  .n_pages = x.s.n_pages, .fetch_pages = c->fetch, .scorer = (enum page_scorer)scorer, .fetch_blocks = blocks};
                 struct device_memory_stats before, after;

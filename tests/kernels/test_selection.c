@@ -134,14 +134,16 @@ Test(scratch, stays_within_its_bounds)
     uint16_t *k = random_bf16(&rng, (size_t)KV_HEADS * KEYS * D, 1);
     struct block_layout layout;
     cr_assert_eq(block_layout_init(&layout, KV_FORMAT_K8V4, 1, 1, D), 0);
-    uint8_t *page = aligned_zeros(layout.page.bytes), *entry = aligned_zeros(layout.index_entry_bytes);
-    struct kv_page pages[PAGES];
+    uint8_t *slice = aligned_zeros(layout.slice_bytes[1]);
+    struct kv_block blocks[PAGES / BLOCK_SUBPAGES + 1];
+    uint16_t masks[PAGES];
     struct attn_decode_item items[ITEMS];
-    for (int i = 0; i < PAGES; i++)
-        pages[i] = (struct kv_page){.page = page, .index = entry, .tokens = 0xFFFF, .subpage = i};
+    for (size_t i = 0; i < ARRAY_LEN(blocks); i++)
+        blocks[i] = (struct kv_block){.data = slice};
+    memset(masks, 0xFF, sizeof masks);
     for (int i = 0; i < ITEMS; i++)
-        items[i] = (struct attn_decode_item){.q = q + i * HEADS / KV_HEADS * D, .out = out + i * HEADS / KV_HEADS * D, .rows = {{k, k, 700}, {k, k, i}}, .pages = pages,
-                                             .n_pages = PAGES - i, .fetch_pages = 32};
+        items[i] = (struct attn_decode_item){.q = q + i * HEADS / KV_HEADS * D, .out = out + i * HEADS / KV_HEADS * D, .rows = {{k, k, 700}, {k, k, i}},
+                                             .slow = {.blocks = blocks, .masks = masks, .n_subpages = PAGES - i, .n_pages = PAGES - i}, .fetch_pages = 32};
     struct window_score_params window = {.q = q, .n_window = WINDOW, .k = k, .head_stride = KEYS * D, .n_keys = KEYS, .n_heads = HEADS, .n_kv_heads = KV_HEADS,
                                          .head_dim = D, .scale = 0.125f, .last = KEYS - WINDOW, .pool = 7, .chunk = 1, .scores = scores};
     struct attn_decode_params decode = {.items = items, .n_items = ITEMS, .layout = &layout, .group = HEADS / KV_HEADS, .head_dim = D, .scale = 0.125f};
@@ -165,7 +167,7 @@ Test(scratch, stays_within_its_bounds)
         cr_assert(held > 0 && held <= f.ops->scratch_bytes(device->stream, &bounds[op]), "op %d held %zu bytes", op, held);
         cr_assert_eq(after.now[MEM_WORKSPACE], before.now[MEM_WORKSPACE]);
     }
-    free(q), free(out), free(logits), free(scores), free(k), free(page), free(entry);
+    free(q), free(out), free(logits), free(scores), free(k), free(slice);
     fixture_close(&f);
 }
 

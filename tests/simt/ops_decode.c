@@ -1,4 +1,4 @@
-/* Decode attention: items of several sequences, whose blocks are coded by the CPU and lie in device memory. */
+/* Decode attention: items of several sequences, whose blocks are coded by the CPU and lie in device memory. Item i is about layer 1 and KV head i of the layout. */
 #include "tests/simt/ops_test.h"
 #include <errno.h>
 #include <limits.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ITEMS = 3 };
+enum { ITEMS = 3, LAYERS = 2, LAYER = 1, MAX_BLOCKS = 8 };
 
 struct decode_case {
     enum kv_format format;
@@ -34,74 +34,115 @@ static const struct decode_case cases[] = {
 struct decode_pair {
     struct attn_decode_item cpu, gpu;
     uint8_t *pool;
-    struct kv_page *pages;
+    struct kv_block blocks[MAX_BLOCKS];
+    uint16_t masks[MAX_BLOCKS * BLOCK_SUBPAGES];
+    struct page_counts counts, *gpu_counts;
     uint16_t *k, *v;
     uint8_t *summaries;
     float *q, *out;
     int32_t cpu_chosen[64], gpu_chosen[64];
 };
 
-/* Codes n_blocks blocks of random tokens. */
+/* Codes n_blocks blocks of random tokens in one layer; the other holds what no test wrote. */
 static void pool_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, struct decode_pair *p)
 {
-    const size_t slice = layout->slice_bytes[1];
-    p->pool = ops_test_alloc(slice * (size_t)(c->n_blocks + 1));
+    const size_t extent = layout->block_bytes[1], head = (size_t)(BLOCK_TOKENS * c->d);
+    p->pool = ops_test_alloc(extent * (size_t)(c->n_blocks + 1));
     for (int b = 0; b < c->n_blocks; b++) {
-        uint16_t *k = ops_test_bf16(t, (size_t)(BLOCK_TOKENS * c->d), 1), *v = ops_test_bf16(t, (size_t)(BLOCK_TOKENS * c->d), 1);
-        const struct block_params params = {.layout = layout, .first = b == 0, .slice = p->pool + slice * (size_t)b, .k = k, .v = v, .head_stride = BLOCK_TOKENS * c->d};
+        uint16_t *k = ops_test_bf16(t, ITEMS * head, 1), *v = ops_test_bf16(t, ITEMS * head, 1);
+        const struct block_params params = {.layout = layout, .first = b == 0, .slice = p->pool + extent * (size_t)b + block_slice_offset(layout, b == 0, LAYER), .k = k, .v = v,
+                                            .head_stride = BLOCK_TOKENS * c->d};
         t->cpu_ops->block_encode(t->cpu, &params, false);
         free(k), free(v);
     }
 }
 
-/* The page list, for a pool at `pool`. Pages without slow tokens stand in it too. */
-static int pages_list(const struct decode_case *c, const struct block_layout *layout, const uint8_t *pool, const uint16_t *tokens, struct kv_page *ret)
+/* Device copies of the blocks' indices; where they lie in the blocks there is nothing any more. */
+static void index_take(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, uint8_t *pool, struct kv_block *blocks)
 {
-    int n = 0;
-    for (int b = 0; b < c->n_blocks; b++)
-        for (uint32_t sub = 0; sub < BLOCK_SUBPAGES; sub++, n++) {
-            const uint8_t *slice = pool + (size_t)layout->slice_bytes[1] * (size_t)b;
-            ret[n] = (struct kv_page){.page = slice + block_subpage_offset(layout, b == 0, 0, sub), .index = slice + block_index_offset(layout, b == 0, 0, sub), .tokens = tokens[n],
-                                      .sink = b == 0 && sub == 0, .subpage = n};
+    const size_t entries = BLOCK_SUBPAGES * layout->index_entry_bytes;
+    uint8_t *copy = ops_test_alloc(block_index_bytes(layout));
+    for (int b = 0; b < c->n_blocks; b++) {
+        for (uint32_t h = 0; h < ITEMS; h++) {
+            uint8_t *index = pool + layout->block_bytes[1] * (size_t)b + block_slice_offset(layout, b == 0, LAYER) + block_index_offset(layout, b == 0, h, 0);
+            memcpy(copy + block_index_copy_offset(layout, LAYER, h, 0), index, entries);
+            memset(index, 0xFF, entries);
         }
-    return n;
+        blocks[b].index = ops_test_upload(t, copy, block_index_bytes(layout));
+    }
+    free(copy);
 }
 
-static void pair_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, struct decode_pair *p)
+/* Item 1 reads the indices of its blocks where they lie. */
+static void blocks_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, int i, struct decode_pair *p)
+{
+    const size_t extent = layout->block_bytes[1], bytes = extent * (size_t)(c->n_blocks + 1);
+    struct kv_block gpu[MAX_BLOCKS] = {{0}};
+    uint8_t *pool = ops_test_alloc(bytes);
+    memcpy(pool, p->pool, bytes);
+    if (i != 1)
+        index_take(t, c, layout, pool, gpu);
+    const uint8_t *gpu_pool = ops_test_upload(t, pool, bytes);
+    for (int b = 0; b < c->n_blocks; b++) {
+        gpu[b].data = gpu_pool + extent * (size_t)b;
+        gpu[b].id = b % 2 ? 7 + (uint64_t)b : 0;
+        p->blocks[b] = (struct kv_block){.data = p->pool + extent * (size_t)b, .id = gpu[b].id};
+    }
+    p->cpu.slow.blocks = p->blocks;
+    p->gpu.slow.blocks = ops_test_upload(t, gpu, sizeof gpu);
+    free(pool);
+}
+
+/* Sub-page 9 has no slow token, and where there are blocks enough nothing of block 2. */
+static int masks_make(struct ops_test *t, const struct decode_case *c, struct decode_pair *p)
+{
+    int n_pages = 0;
+    for (int i = 0; i < c->n_blocks * BLOCK_SUBPAGES; i++) {
+        p->masks[i] = 0;
+        for (int bit = 0; bit < SUBPAGE_TOKENS; bit++)
+            p->masks[i] |= (uint16_t)((ops_test_uniform(t, 0, 1) >= c->kept_share) << bit);
+        if (i == 9 || (c->n_blocks > 3 && i / BLOCK_SUBPAGES == 2))
+            p->masks[i] = 0;
+        n_pages += p->masks[i] != 0;
+    }
+    return n_pages;
+}
+
+static void slow_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, int i, struct decode_pair *p)
+{
+    pool_make(t, c, layout, p);
+    const int n_pages = masks_make(t, c, p);
+    p->cpu.slow = p->gpu.slow = (struct slow_pages){.n_subpages = c->n_blocks * BLOCK_SUBPAGES, .n_pages = n_pages, .layer = LAYER, .kv_head = i};
+    p->cpu.slow.masks = p->masks;
+    p->gpu.slow.masks = ops_test_upload(t, p->masks, sizeof p->masks);
+    blocks_make(t, c, layout, i, p);
+}
+
+static void pair_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, int i, struct decode_pair *p)
 {
     const size_t d = (size_t)c->d, q_bytes = (size_t)c->group * d * sizeof(float), n_rows = (size_t)(c->n_kept + c->n_recent), row_bytes = n_rows * d * 2;
-    uint16_t tokens[64];
-    pool_make(t, c, layout, p);
-    for (int i = 0; i < c->n_blocks * BLOCK_SUBPAGES; i++) {
-        tokens[i] = 0;
-        for (int bit = 0; bit < SUBPAGE_TOKENS; bit++)
-            tokens[i] |= (uint16_t)((ops_test_uniform(t, 0, 1) >= c->kept_share) << bit);
-        if (i == 9)
-            tokens[i] = 0;
-    }
-    uint8_t *pool = ops_test_upload(t, p->pool, (size_t)layout->slice_bytes[1] * (size_t)(c->n_blocks + 1));
-    p->pages = ops_test_alloc(sizeof *p->pages * 64);
-    const int n_pages = pages_list(c, layout, pool, tokens, p->pages);
-    struct kv_page *gpu_pages = ops_test_upload(t, p->pages, sizeof *p->pages * 64);
-    pages_list(c, layout, p->pool, tokens, p->pages);
-    const size_t summary_bytes = page_summary_bytes(c->scorer, c->d) * 64;
-    p->summaries = ops_test_alloc(summary_bytes);
-    if (summary_bytes > 0)
-        t->cpu_ops->page_summaries(t->cpu, &(struct page_summary_params){.scorer = c->scorer, .layout = layout, .pages = p->pages, .n_pages = n_pages, .summaries = p->summaries});
+    const size_t summary_bytes = page_summary_bytes(c->scorer, c->d) * MAX_BLOCKS * BLOCK_SUBPAGES, recent = (size_t)c->n_kept * d;
+    memset(p, 0, sizeof *p);
     p->q = ops_test_floats(t, q_bytes / sizeof(float), 3);
     p->out = ops_test_alloc(q_bytes);
     p->k = ops_test_bf16(t, n_rows * d + 8, 1), p->v = ops_test_bf16(t, n_rows * d + 8, 1);
+    p->summaries = ops_test_alloc(summary_bytes);
+    p->counts = (struct page_counts){.tokens = 1000};
+    p->gpu_counts = ops_test_upload(t, &p->counts, sizeof p->counts);
     uint16_t *gk = ops_test_upload(t, p->k, row_bytes + 16), *gv = ops_test_upload(t, p->v, row_bytes + 16);
-    const size_t recent = (size_t)c->n_kept * d;
-    p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{.k = p->k, .v = p->v, .n = c->n_kept}, {.k = p->k + recent, .v = p->v + recent, .n = c->n_recent}}, .pages = p->pages, .n_pages = n_pages,
-                                       .summaries = p->summaries, .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen};
+    p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{.k = p->k, .v = p->v, .n = c->n_kept}, {.k = p->k + recent, .v = p->v + recent, .n = c->n_recent}},
+                                       .summaries = p->summaries, .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen, .ret_counts = &p->counts};
     p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room(t, q_bytes), .rows = {{.k = gk, .v = gv, .n = c->n_kept}, {.k = gk + recent, .v = gv + recent, .n = c->n_recent}},
-                                       .pages = gpu_pages, .n_pages = n_pages, .summaries = ops_test_upload(t, p->summaries, summary_bytes), .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen};
+                                       .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen, .ret_counts = p->gpu_counts};
+    slow_make(t, c, layout, i, p);
+    if (summary_bytes > 0)
+        t->cpu_ops->page_summaries(t->cpu, &(struct page_summary_params){.scorer = c->scorer, .layout = layout, .slow = p->cpu.slow, .summaries = p->summaries});
+    p->gpu.summaries = ops_test_upload(t, p->summaries, summary_bytes);
 }
 
 static void pair_free(struct decode_pair *p)
 {
-    free(p->pool), free(p->pages), free(p->summaries), free(p->k), free(p->v), free(p->q), free(p->out);
+    free(p->pool), free(p->summaries), free(p->k), free(p->v), free(p->q), free(p->out);
 }
 
 static void decode(struct ops_test *t, const struct decode_case *c)
@@ -112,9 +153,9 @@ static void decode(struct ops_test *t, const struct decode_case *c)
     struct key_bias cpu_bias, gpu_bias;
     int32_t positions[700];
     if (c->n_blocks > 0)
-        ops_test_true(t, "layout", block_layout_init(&layout, c->format, 1, 1, (uint32_t)c->d) == 0);
+        ops_test_true(t, "layout", block_layout_init(&layout, c->format, LAYERS, ITEMS, (uint32_t)c->d) == 0);
     for (int i = 0; i < ITEMS; i++) {
-        pair_make(t, c, &layout, &pairs[i]);
+        pair_make(t, c, &layout, i, &pairs[i]);
         cpu[i] = pairs[i].cpu;
         gpu[i] = pairs[i].gpu;
     }
@@ -124,7 +165,6 @@ static void decode(struct ops_test *t, const struct decode_case *c)
     int32_t *gpu_positions = ops_test_upload(t, positions, sizeof positions);
     ops_test_bias_make(t, ITEMS, c->d, 700, &cpu_bias, &gpu_bias);
     for (int i = 0; i < ITEMS; i++) { /* kept rows lie anywhere, recent ones behind each other */
-        cpu[i].kv_head = gpu[i].kv_head = i;
         cpu[i].rows[0].positions = positions, gpu[i].rows[0].positions = gpu_positions;
         cpu[i].rows[1].pos0 = gpu[i].rows[1].pos0 = 16 * i + 5;
     }
@@ -134,12 +174,14 @@ static void decode(struct ops_test *t, const struct decode_case *c)
     ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
     for (int i = 0; i < ITEMS; i++) {
         float *out = ops_test_download(t, gpu[i].out, (size_t)(c->group * c->d) * sizeof(float));
+        struct page_counts *counts = ops_test_download(t, pairs[i].gpu_counts, sizeof *counts);
         const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d blocks %d biased %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
                                            c->fetch, (int)c->scorer, c->blocks, c->biased);
         ops_test_true(t, shape, cpu[i].ret_n_chosen == gpu[i].ret_n_chosen);
         ops_test_same(t, shape, cpu[i].ret_chosen, gpu[i].ret_chosen, sizeof(int32_t) * (size_t)cpu[i].ret_n_chosen);
-        ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(c->group * c->d), 1e-4);
-        free(out);
+        ops_test_same(t, shape, &pairs[i].counts, counts, sizeof *counts);
+        ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(c->group * c->d), 2e-4);
+        free(out), free(counts);
         pair_free(&pairs[i]);
     }
     ops_test_bias_free(&cpu_bias);

@@ -102,17 +102,17 @@ static void summaries(struct ops_test *t, enum page_scorer scorer, enum kv_forma
     struct block_params params = {.layout = &layout, .first = true, .slice = slice, .k = k, .v = k, .head_stride = BLOCK_TOKENS * d};
     t->cpu_ops->block_encode(t->cpu, &params, false);
     uint8_t *gpu_slice = ops_test_upload(t, slice, layout.slice_bytes[1]);
-    struct kv_page pages[BLOCK_SUBPAGES], gpu_pages[BLOCK_SUBPAGES];
-    for (uint32_t i = 0; i < BLOCK_SUBPAGES; i++) {
-        pages[i] = (struct kv_page){.page = slice + block_subpage_offset(&layout, true, 0, i), .index = slice, .tokens = (uint16_t)(i == 3 ? 0 : 0xFFFF >> i ^ 0x0110), .sink = i == 0};
-        gpu_pages[i] = pages[i];
-        gpu_pages[i].page = gpu_slice + block_subpage_offset(&layout, true, 0, i);
-    }
+    const struct kv_block block = {.data = slice}, gpu_block = {.data = gpu_slice};
+    uint16_t masks[BLOCK_SUBPAGES];
+    for (int i = 0; i < BLOCK_SUBPAGES; i++)
+        masks[i] = (uint16_t)(i == 3 ? 0 : 0xFFFF >> i ^ 0x0110);
     const size_t bytes = page_summary_bytes(scorer, d) * BLOCK_SUBPAGES;
     uint8_t *expected = ops_test_alloc(bytes), *room = ops_test_room(t, bytes);
-    struct page_summary_params p = {.scorer = scorer, .layout = &layout, .pages = pages, .n_pages = BLOCK_SUBPAGES, .summaries = expected};
+    struct page_summary_params p = {.scorer = scorer, .layout = &layout, .slow = {.blocks = &block, .masks = masks, .n_subpages = BLOCK_SUBPAGES, .n_pages = BLOCK_SUBPAGES - 1}, .summaries = expected};
     t->cpu_ops->page_summaries(t->cpu, &p);
-    p.pages = ops_test_upload(t, gpu_pages, sizeof gpu_pages), p.summaries = room;
+    p.slow.blocks = ops_test_upload(t, &gpu_block, sizeof gpu_block);
+    p.slow.masks = ops_test_upload(t, masks, sizeof masks);
+    p.summaries = room;
     ops_test_true(t, "page_summaries", t->gpu_ops->page_summaries(t->gpu, &p) == 0);
     uint8_t *actual = ops_test_download(t, room, bytes);
     ops_test_same(t, ops_test_shape("page_summaries scorer %d %s d %d", (int)scorer, kv_format_name(format), d), expected, actual, bytes);

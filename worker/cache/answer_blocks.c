@@ -93,7 +93,7 @@ void sequence_retire_answer(struct sequence *seq)
         return;
     while (first + n_run < seq->plan.n_blocks && seq->blocks[first + n_run].place == BLOCK_SEALED)
         n_run++;
-    /* Pages still point to these blocks: from here on the sequence can only be freed. */
+    /* The table still points to these blocks: from here on the sequence can only be freed. */
     seq->phase = SEQUENCE_FAILED;
     for (int b = first; b < seq->plan.n_blocks; b++)
         if (seq->blocks[b].place == BLOCK_SEALED)
@@ -122,7 +122,7 @@ int answer_blocks_restore(struct sequence *seq)
     const int first = engine_recent_first(seq->engine, seq->plan.n_prompt, seq->n_restorable);
     int r = 0;
     for (int b = seq->recent_first / BLOCK_TOKENS; r >= 0 && b < first / BLOCK_TOKENS; b++)
-        r = page_lists_append(seq, b);
+        r = slow_tier_append(seq, b);
     seq->recent_first = first;
     for (int b = first / BLOCK_TOKENS; r >= 0 && b < seq->n_restorable / BLOCK_TOKENS; b++)
         r = restore_window(seq, b);

@@ -30,15 +30,21 @@ void block_move_make_key(struct sequence *seq, int block)
     block_key_next_generated(parent, tokens, tag, (size_t)n, &seq->keys[block]);
 }
 
-/* From here on attention reads the pool's copy. */
-static void adopt(struct sequence *seq, int block, const struct kv_lease *lease)
+/* From here on attention reads the pool's copy. False: the device has failed, and the block stays. */
+static bool adopt(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    page_lists_repoint(seq, block, lease->data);
-    sequence_block_free_private(seq, block);
-    sequence_commit_bytes(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0]);
-    seq->leases[block] = *lease;
+    const struct sequence_block private = seq->blocks[block];
     seq->blocks[block].place = BLOCK_SEALED;
     seq->blocks[block].data = lease->data;
+    if (slow_tier_place(seq, block) < 0) {
+        seq->blocks[block] = private;
+        kv_client_release(seq->engine->store, lease, 1);
+        return false;
+    }
+    sequence_private_free(seq, private.data);
+    sequence_commit_bytes(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0]);
+    seq->leases[block] = *lease;
+    return true;
 }
 
 /* In one piece. The bytes are there when it returns: sealing reads them. */
@@ -61,8 +67,7 @@ static bool on_granted(struct sequence *seq, int block, struct kv_lease *lease)
         return false;
     }
     seq->stats.bytes_to_pool += lease->length;
-    adopt(seq, block, lease);
-    return true;
+    return adopt(seq, block, lease);
 }
 
 /* Private blocks of a device whose memory the host cannot read come over in pieces. */
@@ -85,10 +90,8 @@ static bool has_bytes(const struct sequence *seq, int block, const struct kv_lea
  * it does happen. */
 static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    if (has_bytes(seq, block, lease)) {
-        adopt(seq, block, lease);
-        return true;
-    }
+    if (has_bytes(seq, block, lease))
+        return adopt(seq, block, lease);
     seq->blocks[block].keep = true;
     kv_client_release(seq->engine->store, lease, 1);
     return false;

@@ -39,62 +39,89 @@ static int check_layer_rows(const struct sequence *seq, int layer, struct error 
     return 0;
 }
 
-/* Pages are in position order, so one pass over the sub-pages below the recent window must meet them all. */
-static int cover_slow(const struct sequence *seq, uint8_t *count, struct place at, struct error *err)
+/* What the device has of the slow tier, in host memory. */
+struct slow_copy {
+    struct kv_block *table; /* of the blocks below the recent window */
+    uint16_t *masks;        /* as in the sequence */
+};
+
+static void slow_copy_free(struct slow_copy *copy)
 {
-    const struct block_layout *l = &seq->engine->layout;
-    const struct page_list *list = sequence_list(seq, at.layer, at.kv_head);
-    const int n_blocks = seq->recent_first / BLOCK_TOKENS;
-    int i = 0, r = 0;
-    for (int b = 0; b < n_blocks; b++) {
-        const bool first = b == 0;
-        const uint8_t *slice = seq->blocks[b].data + block_slice_offset(l, first, (uint32_t)at.layer);
-        for (uint32_t s = 0; s < BLOCK_SUBPAGES && i < list->n; s++) {
-            const struct kv_page *page = &list->pages[i];
-            if (page->page != slice + block_subpage_offset(l, first, (uint32_t)at.kv_head, s))
-                continue;
-            if (page->index != slice + block_index_offset(l, first, (uint32_t)at.kv_head, s) || page->sink != (first && s == 0) || !page->tokens ||
-                page->subpage != b * BLOCK_SUBPAGES + (int)s)
-                return error_set(err, -EINVAL, "layer %d KV head %d: page %d of block %d is wrong", at.layer, at.kv_head, (int)s, b);
-            for (int t = 0; r >= 0 && t < SUBPAGE_TOKENS; t++)
-                if (page->tokens >> t & 1)
-                    r = cover(count, b * BLOCK_TOKENS + (int)s * SUBPAGE_TOKENS + t, seq->n_tokens, at, "slow", err);
-            if (r < 0)
-                return r;
-            i++;
-        }
-    }
-    return i == list->n ? 0 : error_set(err, -EINVAL, "layer %d KV head %d: page %d lies in no block", at.layer, at.kv_head, i);
+    free(copy->masks);
+    free(copy->table);
 }
 
-/* Summaries are what the pages' bytes and masks give now. */
-static int check_summaries(const struct sequence *seq, struct place at, struct error *err)
+static int slow_copy_init(struct slow_copy *copy, const struct sequence *seq, struct error *err)
 {
-    const struct engine *e = seq->engine;
-    const struct page_list *list = sequence_list(seq, at.layer, at.kv_head);
-    const size_t bytes = (size_t)list->n * e->summary_bytes;
-    if (bytes == 0)
-        return 0;
-    uint8_t *again = malloc(bytes);
-    if (!again)
-        return error_set(err, -ENOMEM, "no memory for %d summaries", list->n);
-    const struct page_summary_params p = {
-        .scorer = e->config.scorer->kernel, .layout = &e->layout, .pages = list->pages, .n_pages = list->n, .summaries = again};
-    int r = e->model->ops->page_summaries(e->model->stream, &p);
-    if (r < 0)
-        error_set(err, r, "summaries cannot be made");
-    else if (memcmp(again, sequence_summaries(seq, at.layer, at.kv_head), bytes) != 0)
-        r = error_set(err, -EINVAL, "layer %d KV head %d: a summary is not its page's", at.layer, at.kv_head);
-    free(again);
+    const struct model *m = seq->engine->model;
+    const size_t n_blocks = (size_t)(seq->recent_first / BLOCK_TOKENS), n_masks = (size_t)m->config.n_layers * (size_t)m->config.n_kv_heads * (size_t)seq->plan.n_pages;
+    *copy = (struct slow_copy){.table = calloc(n_blocks + 1, sizeof(*copy->table)), .masks = calloc(n_masks + 1, sizeof(*copy->masks))};
+    int r = copy->table && copy->masks ? 0 : -ENOMEM;
+    if (r >= 0 && n_blocks)
+        r = m->dev->copy(m->stream, copy->table, seq->table, n_blocks * sizeof(*copy->table));
+    if (r >= 0 && n_blocks)
+        r = m->dev->copy(m->stream, copy->masks, seq->masks, n_masks * sizeof(*copy->masks));
+    if (r >= 0)
+        r = m->dev->stream_sync(m->stream);
+    if (r < 0) {
+        slow_copy_free(copy);
+        return error_set(err, r, "the slow tier cannot be read");
+    }
+    return 0;
+}
+
+static int check_table(const struct sequence *seq, const struct slow_copy *copy, struct error *err)
+{
+    for (int b = 0; b < seq->recent_first / BLOCK_TOKENS; b++) {
+        const struct kv_block *entry = &copy->table[b];
+        if (entry->data != seq->blocks[b].data || entry->index || (entry->id == 0) != (seq->blocks[b].place == BLOCK_PRIVATE))
+            return error_set(err, -EINVAL, "block %d is elsewhere than the table says", b);
+    }
+    return 0;
+}
+
+static int cover_slow(const struct sequence *seq, const struct slow_copy *copy, uint8_t *count, struct place at, struct error *err)
+{
+    const struct slow_pages slow = slow_tier_pages(seq, at.layer, at.kv_head);
+    const uint16_t *masks = copy->masks + (slow.masks - seq->masks);
+    int r = 0, n = 0;
+    for (int pos = 0; r >= 0 && pos < slow.n_subpages * SUBPAGE_TOKENS; pos++) {
+        const uint16_t mask = masks[pos / SUBPAGE_TOKENS];
+        n += mask && pos % SUBPAGE_TOKENS == 0;
+        if (mask >> pos % SUBPAGE_TOKENS & 1)
+            r = cover(count, pos, seq->n_tokens, at, "slow", err);
+    }
+    if (r >= 0 && n != slow.n_pages)
+        r = error_set(err, -EINVAL, "layer %d KV head %d: %d sub-pages have slow tokens, counted were %d", at.layer, at.kv_head, n, slow.n_pages);
     return r;
 }
 
-static int check_head(const struct sequence *seq, uint8_t *count, struct place at, struct error *err)
+/* Summaries are what the pages' bytes and masks give now. Where the host does not read the device's memory they are not looked at. */
+static int check_summaries(const struct sequence *seq, struct place at, struct error *err)
+{
+    const struct engine *e = seq->engine;
+    struct page_summary_params p = {.scorer = e->config.scorer->kernel, .layout = &e->layout, .slow = slow_tier_pages(seq, at.layer, at.kv_head)};
+    const size_t bytes = (size_t)p.slow.n_subpages * e->summary_bytes;
+    if (bytes == 0 || e->counts)
+        return 0;
+    p.summaries = malloc(bytes);
+    if (!p.summaries)
+        return error_set(err, -ENOMEM, "no memory for %d summaries", p.slow.n_subpages);
+    int r = e->model->ops->page_summaries(e->model->stream, &p);
+    if (r < 0)
+        error_set(err, r, "summaries cannot be made");
+    else if (memcmp(p.summaries, sequence_summaries(seq, at.layer, at.kv_head), bytes) != 0)
+        r = error_set(err, -EINVAL, "layer %d KV head %d: a summary is not its page's", at.layer, at.kv_head);
+    free(p.summaries);
+    return r;
+}
+
+static int check_head(const struct sequence *seq, const struct slow_copy *copy, uint8_t *count, struct place at, struct error *err)
 {
     memset(count, 0, (size_t)seq->n_tokens);
     int r = cover_kept(seq, count, at, err);
     if (r >= 0)
-        r = cover_slow(seq, count, at, err);
+        r = cover_slow(seq, copy, count, at, err);
     for (int pos = seq->recent_first; r >= 0 && pos < seq->n_tokens; pos++)
         r = cover(count, pos, seq->n_tokens, at, "recent", err);
     if (r >= 0)
@@ -110,16 +137,19 @@ int coverage_check(const struct sequence *seq, struct error *err)
     const struct model_config *c = &seq->engine->model->config;
     if (seq->phase != SEQUENCE_DECODE)
         return error_set(err, -EINVAL, "the prompt is not done");
+    struct slow_copy copy;
+    int r = slow_copy_init(&copy, seq, err);
+    if (r < 0)
+        return r;
     uint8_t *count = malloc((size_t)seq->n_tokens);
-    if (!count)
-        return error_set(err, -ENOMEM, "no memory for %d positions", seq->n_tokens);
-    int r = 0;
+    r = count ? check_table(seq, &copy, err) : error_set(err, -ENOMEM, "no memory for %d positions", seq->n_tokens);
     for (int layer = 0; r >= 0 && layer < c->n_layers; layer++) {
         r = check_layer_rows(seq, layer, err);
         for (int h = 0; r >= 0 && h < c->n_kv_heads; h++)
-            r = check_head(seq, count, (struct place){layer, h}, err);
+            r = check_head(seq, &copy, count, (struct place){layer, h}, err);
     }
     free(count);
+    slow_copy_free(&copy);
     return r;
 }
 

@@ -38,7 +38,6 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
     const int group = c->n_heads / c->n_kv_heads;
     const int64_t q = ((int64_t)i_seq * c->n_heads + (int64_t)kv_head * group) * c->head_dim;
     const struct fast_rows rows = fast_tier_rows(s, layer);
-    const struct page_list *list = sequence_list(s, layer, kv_head);
     const struct kept_rows kept = sequence_kept(s, layer, kv_head);
     const int32_t *positions = s->kept_device ? s->kept_device + s->layers[layer].first + kept.first : NULL;
     const int64_t first = (int64_t)kept.first * c->head_dim, recent = kv_head * rows.recent_stride;
@@ -46,15 +45,13 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
     *item = (struct attn_decode_item){
         .q = e->ws.q + q,
         .out = e->ws.attn_out + q,
-        .kv_head = kv_head,
         .rows = {{.k = rows.kept_k + first, .v = rows.kept_v + first, .n = kept.n, .positions = positions},
                  {.k = rows.recent_k + recent, .v = rows.recent_v + recent, .n = s->n_tokens + 1 - s->recent_first, .pos0 = s->recent_first}},
-        .pages = list->pages,
-        .n_pages = list->n,
+        .slow = slow_tier_pages(s, layer, kv_head),
         .summaries = sequence_summaries(s, layer, kv_head),
         .fetch_pages = e->fetch_pages,
-        .ret_chosen = e->chosen ? e->chosen + (int64_t)(i_seq * c->n_kv_heads + kv_head) * e->fetch_pages : NULL,
     };
+    page_traffic_item(e, i_seq, kv_head, item);
 }
 
 static int attend(struct engine *e, struct sequence **sequences, int layer, int n)
@@ -78,10 +75,7 @@ static int attend(struct engine *e, struct sequence **sequences, int layer, int 
     int r = m->ops->attn_decode(m->stream, &p);
     if (r < 0)
         return r;
-    page_traffic_begin(e);
-    for (int i = 0; i < n; i++)
-        for (int h = 0; h < n_kv_heads; h++)
-            page_traffic_count(sequences[i], layer, h, &e->items[i * n_kv_heads + h]);
+    page_traffic_layer(e, sequences, n);
     return 0;
 }
 
@@ -90,7 +84,9 @@ static int run_layers(struct engine *e, struct sequence **sequences, const int32
     const struct model *m = e->model;
     for (int i = 0; i < n; i++)
         e->positions[i] = sequences[i]->n_tokens;
-    int r = model_embed(m, tokens, n, e->hidden);
+    int r = page_traffic_step(e, n);
+    if (r >= 0)
+        r = model_embed(m, tokens, n, e->hidden);
     if (r >= 0)
         r = model_rope_table(m, e->positions, n, e->rope);
     for (int layer = 0; r >= 0 && layer < m->config.n_layers; layer++) {
@@ -168,6 +164,8 @@ int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *
         r = run_layers(e, sequences, tokens, n);
     if (r >= 0)
         r = write_logits(e, sequences, n);
+    if (r >= 0)
+        r = page_traffic_end(e, sequences, n);
     if (r >= 0)
         r = append(e, sequences, tokens, n, completes, results);
     for (int i = 0; r >= 0 && i < n; i++)

@@ -146,10 +146,11 @@ static void size_engine(struct engine *engine)
     if (!properties.host_memory) {
         s->staging = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63; /* block 0's are the longer ones */
         s->compare = COMPARE_BYTES;
+        s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->staging + s->collective;
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->counts + s->staging + s->collective;
 }
 
 static int alloc_device(struct engine *engine)
@@ -163,6 +164,8 @@ static int alloc_device(struct engine *engine)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->scratch, &engine->scratch);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
+    if (r >= 0 && s->counts)
+        r = m->dev->alloc(m->device, MEM_WORKSPACE, s->counts, (void **)&engine->counts);
     if (r >= 0 && s->staging)
         r = m->dev->alloc(m->device, MEM_STAGING, s->staging, (void **)&engine->staging);
     if (r >= 0 && s->staging)
@@ -178,18 +181,29 @@ static int alloc_device(struct engine *engine)
     return 0;
 }
 
-/* The table of chosen pages; none when all are attended. */
+/* The table of chosen pages; none when all are attended, and none where reading it would make the host wait for the device in every layer. */
 static size_t chosen_pages(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
-    return engine->fetch_pages == INT32_MAX ? 0 : n_items * (size_t)engine->fetch_pages + 1;
+    return engine->fetch_pages == INT32_MAX || engine->sizes.counts ? 0 : n_items * (size_t)engine->fetch_pages + 1;
+}
+
+static size_t mask_rows(const struct engine *engine)
+{
+    return (size_t)engine->model->config.n_kv_heads * (size_t)(engine->config.max_context / SUBPAGE_TOKENS);
+}
+
+static size_t host_counts(const struct engine *engine)
+{
+    return engine->sizes.counts ? (size_t)engine->config.max_batch : 0;
 }
 
 size_t engine_host_bytes(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
     return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) +
-           chosen_pages(engine) * sizeof(*engine->chosen) + engine->sizes.compare + engine->sizes.collective_host;
+           chosen_pages(engine) * sizeof(*engine->chosen) + mask_rows(engine) * sizeof(*engine->mask_rows) + host_counts(engine) * sizeof(*engine->host_counts) + engine->sizes.compare +
+           engine->sizes.collective_host;
 }
 
 static int alloc_host(struct engine *engine)
@@ -198,11 +212,17 @@ static int alloc_host(struct engine *engine)
     engine->dst = calloc((size_t)engine->n_max, sizeof(*engine->dst));
     engine->positions = calloc((size_t)engine->n_max, sizeof(*engine->positions));
     engine->items = calloc(n_items, sizeof(*engine->items));
+    engine->mask_rows = calloc(mask_rows(engine) + 1, sizeof(*engine->mask_rows));
     if (n_chosen)
         engine->chosen = calloc(n_chosen, sizeof(*engine->chosen));
+    if (engine->sizes.counts)
+        engine->host_counts = calloc(host_counts(engine), sizeof(*engine->host_counts));
     if (engine->sizes.compare)
         engine->compare = malloc(engine->sizes.compare);
-    return engine->dst && engine->positions && engine->items && (engine->chosen || !n_chosen) && (engine->compare || !engine->sizes.compare) ? 0 : -ENOMEM;
+    if (!engine->dst || !engine->positions || !engine->items || !engine->mask_rows || (!engine->chosen && n_chosen) || (!engine->host_counts && engine->sizes.counts) ||
+        (!engine->compare && engine->sizes.compare))
+        return -ENOMEM;
+    return 0;
 }
 
 static void derive(struct engine *engine)
@@ -286,7 +306,9 @@ void engine_free(struct engine *engine)
     ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0);
     page_cache_free(engine->page_cache);
     free(engine->compare);
+    free(engine->host_counts);
     free(engine->chosen);
+    free(engine->mask_rows);
     free(engine->items);
     free(engine->positions);
     free(engine->dst);
@@ -296,6 +318,7 @@ void engine_free(struct engine *engine)
     m->dev->stream_free(engine->out);
     m->dev->stream_free(engine->in);
     m->dev->free(m->device, engine->staging);
+    m->dev->free(m->device, engine->counts);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);
     key_bias_tables_fini(&engine->bias);

@@ -26,7 +26,7 @@ struct sequence_plan {
     int n_resident;               /* layers whose full KV is resident during prefill */
     bool bridge_on_host;          /* sequence_plan_choose decides these two */
     bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
-    size_t fast_bytes, kept_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
+    size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
 
@@ -49,7 +49,7 @@ size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequen
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_KEPT, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_KEPT, PIECE_TABLE, PIECE_MASKS, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -85,6 +85,7 @@ struct engine_sizes {
     int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
     size_t collective;  /* what a rank's communicator holds of the device, */
     size_t collective_host; /* and of the host */
+    size_t counts;      /* MEM_WORKSPACE: what a step attends, where the device counts; 0 where the host reads its memory */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 
@@ -116,7 +117,11 @@ struct engine {
     struct kv_dst *dst;           /* [n_max] */
     int32_t *positions;           /* [n_max] */
     struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
-    int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched */
+    int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched, or the device counts */
+    struct page_counts *counts;   /* [max_batch] device, or NULL when the host counts */
+    struct page_counts *host_counts; /* [max_batch] */
+    uint16_t *mask_rows;          /* [n_kv_heads, max_context / SUBPAGE_TOKENS] masks of one layer on their way to the device */
+    uint64_t last_block_id;
 
     struct page_cache *page_cache; /* or NULL */
     size_t fixed_bytes;           /* engine_workspace_bytes */
@@ -150,25 +155,26 @@ static inline int engine_lone_error(const struct engine *engine, int result)
 int page_traffic_open(struct engine *engine);
 /* committed_bytes has changed. */
 void page_traffic_fit(struct engine *engine);
-/* Before the items of one layer of a step: the device needs their pages together. */
-void page_traffic_begin(struct engine *engine);
-/* What an item of attn_decode has attended, into the sequence's statistics. */
-void page_traffic_count(struct sequence *seq, int layer, int kv_head, const struct attn_decode_item *item);
+/* Counts of a step over n sequences begin at 0. */
+int page_traffic_step(struct engine *engine, int n);
+/* Where the items of sequence i of the step count, for ret_chosen and ret_counts: the host's memory is read after the call, a device counts by itself. */
+void page_traffic_item(struct engine *engine, int i, int kv_head, struct attn_decode_item *item);
+/* After the items of one layer: [n * n_kv_heads], sequence after sequence. */
+void page_traffic_layer(struct engine *engine, struct sequence **sequences, int n);
+/* The step is over: what it attended is in the sequences' statistics. A device is waited for. */
+int page_traffic_end(struct engine *engine, struct sequence **sequences, int n);
 
-/* ---- page lists (page_list.c) ---- */
-/* Slow sub-pages of one layer and KV head in position order; sub-pages without slow tokens are left out. */
-struct page_list {
-    struct kv_page *pages; /* [plan.n_pages], borrowed from the sequence's one allocation */
-    int n;
-    int n_at_prompt_end;   /* pages of blocks below plan.recent_first; every block after them has all its sub-pages */
-};
-
-/* Pages of the blocks below plan.recent_first that hold a token which is not among the head's kept ones, and their summaries. Those blocks are complete in this layer. */
-int page_list_build(struct sequence *seq, int layer, int kv_head);
-/* Adds block `block`, which is complete, to every list. */
-int page_lists_append(struct sequence *seq, int block);
-/* The block's bytes are at `to` as well; from now on they are read there. */
-void page_lists_repoint(struct sequence *seq, int block, const uint8_t *to);
+/* ---- slow tier (slow_tier.c) ---- */
+/* The block table, as far as blocks have a place: those of the prompt, and those of the answer that were found. */
+int slow_tier_init(struct sequence *seq);
+/* The layer's masks by its kept positions, and the summaries of its pages. The blocks below plan.recent_first are complete in this layer. */
+int slow_tier_build(struct sequence *seq, int layer);
+/* Block `block` is complete and leaves the recent window: its entry, and summaries in every layer and KV head. */
+int slow_tier_append(struct sequence *seq, int block);
+/* The block's bytes lie elsewhere than before: from now on they are read there. */
+int slow_tier_place(struct sequence *seq, int block);
+/* What attn_decode takes. After slow_tier_build of the layer. */
+struct slow_pages slow_tier_pages(const struct sequence *seq, int layer, int kv_head);
 
 /* ---- blocks (sequence_blocks.c, block_move.c) ---- */
 enum block_place {
@@ -182,6 +188,7 @@ struct block_move;
 struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
+    uint64_t id;             /* kv_block.id in the pool; 0: none yet */
     struct block_move *move; /* on its way to the pool, or NULL */
     bool keep;               /* never moved: the pool has something else under its key */
 };
@@ -203,6 +210,8 @@ struct block_params sequence_block_params(struct sequence *seq, int layer, int b
 int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);
 int sequence_block_alloc_private(struct sequence *seq, int block);
 void sequence_block_free_private(struct sequence *seq, int block);
+/* Gives `data` back, the extent of a block that lies elsewhere from now on. */
+void sequence_private_free(struct sequence *seq, uint8_t *data);
 /* Starts moving a complete private block to the pool; never waits, and when the store does not take it the block stays where it is. */
 void block_move_start(struct sequence *seq, int block);
 /* Once a step: tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
@@ -312,9 +321,10 @@ struct sequence {
     int32_t *kept_device;   /* the same as `kept` on the device, for the terms of key biases; NULL for models without any */
     int32_t *kept;          /* host: kept positions, layer after layer, head after head, ascending within a head */
     int32_t *head_first;    /* host: [n_layers, n_kv_heads + 1], first row of each head among the layer's kept rows, then n_rows */
-    struct kv_page *pages;  /* host: storage of the lists */
-    struct page_list *lists; /* [n_layers, n_kv_heads] */
-    uint8_t *summaries;     /* [n_layers, n_kv_heads, n_pages] of engine->summary_bytes, side by side with the lists; NULL: none */
+    struct kv_block *table; /* [n_pages / BLOCK_SUBPAGES] device */
+    uint16_t *masks;        /* [n_layers, n_kv_heads, n_pages] device: slow tokens of each sub-page below the recent window; full behind it */
+    int32_t *n_prompt_pages; /* host: [n_layers, n_kv_heads] sub-pages below plan.recent_first with slow tokens */
+    uint8_t *summaries;     /* [n_layers, n_kv_heads, n_pages] of engine->summary_bytes; NULL: none */
 
     struct prefill prefill;
     float *logits;          /* [n_vocab] device */
@@ -335,15 +345,14 @@ static inline int sequence_out_of_range(struct sequence *seq)
 }
 void sequence_prefill_memory_free(struct sequence *seq);
 
-static inline struct page_list *sequence_list(const struct sequence *seq, int layer, int kv_head)
+static inline size_t sequence_list(const struct sequence *seq, int layer, int kv_head)
 {
-    return &seq->lists[layer * seq->engine->model->config.n_kv_heads + kv_head];
+    return (size_t)layer * (size_t)seq->engine->model->config.n_kv_heads + (size_t)kv_head;
 }
-/* Summaries of a list's pages; NULL when the scorer needs none. */
+/* Summaries of a layer and KV head; NULL when the scorer needs none. */
 static inline uint8_t *sequence_summaries(const struct sequence *seq, int layer, int kv_head)
 {
-    const size_t list = (size_t)layer * (size_t)seq->engine->model->config.n_kv_heads + (size_t)kv_head;
-    return seq->summaries ? seq->summaries + list * (size_t)seq->plan.n_pages * seq->engine->summary_bytes : NULL;
+    return seq->summaries ? seq->summaries + sequence_list(seq, layer, kv_head) * (size_t)seq->plan.n_pages * seq->engine->summary_bytes : NULL;
 }
 static inline int32_t *sequence_layer_kept(const struct sequence *seq, int layer)
 {

@@ -81,7 +81,7 @@ int fast_tier_leave(struct sequence *seq)
         return 0;
     int r = shift_window(seq);
     if (r >= 0)
-        r = page_lists_append(seq, block);
+        r = slow_tier_append(seq, block);
     seq->recent_first += BLOCK_TOKENS;
     return r;
 }

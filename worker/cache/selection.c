@@ -84,7 +84,5 @@ int selection_run(struct sequence *seq, int layer)
         r = m->dev->copy(m->stream, seq->kept_device + seq->layers[layer].first, seq->prefill.indices, n_rows * sizeof(int32_t));
     if (r >= 0)
         r = fast_tier_fill(seq, layer, seq->prefill.indices, prefill_k(seq, layer), prefill_v(seq, layer), prefill_head_stride(seq));
-    for (int h = 0; r >= 0 && h < m->config.n_kv_heads; h++)
-        r = page_list_build(seq, layer, h);
-    return r;
+    return r < 0 ? r : slow_tier_build(seq, layer);
 }

@@ -59,8 +59,7 @@ static void take_host_arrays(struct sequence *seq, bool prompt_logprobs, struct 
     seq->layers = host_array(a, (size_t)c->n_layers, sizeof(*seq->layers));
     seq->kept = host_array(a, n_lists * (size_t)p->n_kept, sizeof(*seq->kept));
     seq->head_first = host_array(a, (size_t)c->n_layers * ((size_t)c->n_kv_heads + 1), sizeof(*seq->head_first));
-    seq->pages = host_array(a, n_lists * (size_t)p->n_pages, sizeof(*seq->pages));
-    seq->lists = host_array(a, n_lists, sizeof(*seq->lists));
+    seq->n_prompt_pages = host_array(a, n_lists, sizeof(*seq->n_prompt_pages));
     if (prompt_logprobs)
         seq->prompt_logprobs = host_array(a, (size_t)p->n_prompt - 1, sizeof(float));
 }
@@ -89,17 +88,12 @@ static void place_layers(struct sequence *seq)
 
 static int alloc_host(struct sequence *seq, bool prompt_logprobs)
 {
-    const struct sequence_plan *p = &seq->plan;
-    const struct model_config *c = &seq->engine->model->config;
-    const size_t n_lists = (size_t)c->n_layers * (size_t)c->n_kv_heads;
     struct host_arrays arrays = {0};
 
     take_host_arrays(seq, prompt_logprobs, &arrays);
     if (arrays.failed)
         return -ENOMEM;
     place_layers(seq);
-    for (size_t i = 0; i < n_lists; i++)
-        seq->lists[i].pages = seq->pages + i * (size_t)p->n_pages;
     return 0;
 }
 
@@ -118,9 +112,10 @@ static int alloc_device_memory(struct sequence *seq)
 {
     struct prefill *f = &seq->prefill;
     void *const where[PIECE_COUNT] = {
-        [PIECE_FAST] = &seq->fast,          [PIECE_KEPT] = &seq->kept_device, [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits,
-        [PIECE_ACTIVE_KV] = &f->active,     [PIECE_BRIDGE] = &f->bridge.rows, [PIECE_WINDOW] = &f->window,         [PIECE_COLUMNS] = &f->columns,
-        [PIECE_SCRATCH] = &f->scratch,      [PIECE_INDICES] = &f->indices,    [PIECE_LOADS] = &f->loads.ring,
+        [PIECE_FAST] = &seq->fast,     [PIECE_KEPT] = &seq->kept_device, [PIECE_TABLE] = &seq->table,  [PIECE_MASKS] = &seq->masks,
+        [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge.rows,
+        [PIECE_WINDOW] = &f->window,   [PIECE_COLUMNS] = &f->columns,    [PIECE_SCRATCH] = &f->scratch, [PIECE_INDICES] = &f->indices,
+        [PIECE_LOADS] = &f->loads.ring,
     };
     struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
@@ -180,6 +175,8 @@ static int take_memory(struct sequence *seq, struct error *err)
         return r;
     prefill_init(seq);
     r = alloc_device_memory(seq);
+    if (r >= 0)
+        r = slow_tier_init(seq);
     return r < 0 ? error_set(err, r, "no memory for a sequence of %d tokens", seq->plan.n_total) : 0;
 }
 
@@ -237,14 +234,15 @@ void sequence_free(struct sequence *seq)
     sequence_prefill_memory_free(seq);
     m->dev->free(m->device, seq->logits);
     m->dev->free(m->device, seq->summaries);
+    m->dev->free(m->device, seq->masks);
+    m->dev->free(m->device, seq->table);
     m->dev->free(m->device, seq->kept_device);
     m->dev->free(m->device, seq->fast);
     sequence_blocks_fini(seq);
     sequence_commit_bytes(seq, 0);
     seq->engine->n_sequences--;
     free(seq->prompt_logprobs);
-    free(seq->lists);
-    free(seq->pages);
+    free(seq->n_prompt_pages);
     free(seq->head_first);
     free(seq->kept);
     free(seq->layers);

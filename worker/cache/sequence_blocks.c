@@ -134,14 +134,19 @@ int sequence_block_alloc_private(struct sequence *seq, int block)
     return 0;
 }
 
-void sequence_block_free_private(struct sequence *seq, int block)
+void sequence_private_free(struct sequence *seq, uint8_t *data)
 {
     const struct model *m = seq->engine->model;
+    m->dev->free(m->device, data);
+    seq->stats.private_blocks--;
+}
+
+void sequence_block_free_private(struct sequence *seq, int block)
+{
     ASSERT(seq->blocks[block].place == BLOCK_PRIVATE);
-    m->dev->free(m->device, seq->blocks[block].data);
+    sequence_private_free(seq, seq->blocks[block].data);
     seq->blocks[block].place = BLOCK_ABSENT;
     seq->blocks[block].data = NULL;
-    seq->stats.private_blocks--;
 }
 
 /* Of the first n blocks. */

@@ -63,6 +63,8 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
 
     p->fast_bytes = round64((size_t)c->n_layers * (size_t)(p->n_kept + p->recent_rows) * row);
     p->kept_bytes = c->qkv_bias ? round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_kept * sizeof(int32_t)) : 0;
+    p->table_bytes = round64((size_t)(p->n_pages / BLOCK_SUBPAGES) * sizeof(struct kv_block));
+    p->masks_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * sizeof(uint16_t));
     p->summaries_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * engine->summary_bytes);
     p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
@@ -142,6 +144,8 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
     const struct sequence_piece pieces[PIECE_COUNT] = {
         [PIECE_FAST] = {MEM_FAST, plan->fast_bytes, false},
         [PIECE_KEPT] = {MEM_FAST, plan->kept_bytes, false},
+        [PIECE_TABLE] = {MEM_TABLES, plan->table_bytes, false},
+        [PIECE_MASKS] = {MEM_TABLES, plan->masks_bytes, false},
         [PIECE_SUMMARIES] = {MEM_SUMMARIES, plan->summaries_bytes, false},
         [PIECE_LOGITS] = {MEM_WORKSPACE, plan->logits_bytes, false},
         [PIECE_ACTIVE_KV] = {MEM_ACTIVE_KV, plan->active_kv_bytes, true},
