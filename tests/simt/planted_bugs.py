@@ -82,16 +82,16 @@ def mutate(bug, folder):
     return path
 
 
-def build(bug, folder, cxx, cc, archives):
+def build(bug, folder, cxx, cc, archives, options=()):
     mutated = mutate(bug, folder)
     source = mutated if bug.file == bug.unit else os.path.join(ROOT, FOLDER, bug.unit)
     is_c = bug.unit.endswith(".c")
     object_file, plugin = os.path.join(folder, "unit.o"), os.path.join(folder, "plugin.so")
     compiler = [cc, "-std=gnu17", "-D_GNU_SOURCE"] if is_c else [cxx, "-std=gnu++17", "-x", "c++"]
-    subprocess.run([*compiler, "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", f"-I{folder}", f"-I{ROOT}", "-isystem", f"{ROOT}/tests/simt/include", "-w", "-c", source, "-o",
+    subprocess.run([*compiler, "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", *options, f"-I{folder}", f"-I{ROOT}", "-isystem", f"{ROOT}/tests/simt/include", "-w", "-c", source, "-o",
                     object_file], check=True)
     # Members of the archive whose symbols the unit defines are not taken.
-    subprocess.run([cxx, "-shared", "-o", plugin, object_file, "-Wl,-u,tidepool_cuda_backend", *archives, f"-Wl,--version-script={ROOT}/{FOLDER}/plugin.map", "-lpthread"], check=True)
+    subprocess.run([cxx, "-shared", "-o", plugin, object_file, "-Wl,-u,tidepool_cuda_backend", *archives, f"-Wl,--version-script={ROOT}/{FOLDER}/plugin.map", "-lpthread", "-ldl"], check=True)
     return plugin
 
 

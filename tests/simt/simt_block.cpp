@@ -113,7 +113,7 @@ static void barrier_open(Barrier &b)
     b.n_arrived = 0;
     std::vector<Fiber *> waiting;
     waiting.swap(b.waiting);
-    check::barrier_opened(waiting, waiting.size() >= executor->n_live);
+    check::barrier_opened(waiting, b.n_needed == 0 || waiting.size() == executor->n_threads); /* __syncthreads is after those that have exited, too */
     for (Fiber *f : waiting)
         fiber_ready(f);
 }

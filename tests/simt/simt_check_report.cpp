@@ -21,7 +21,7 @@ std::vector<void *> stack_now()
 /* Files of the emulator itself say nothing about the code under test. */
 static bool is_emulator(const char *file)
 {
-    return strstr(file, "tests/simt/simt_") == file || strstr(file, "/tests/simt/simt_") || strstr(file, "/cuda_runtime.h") || strstr(file, "/usr/include/") || *file == '?';
+    return strstr(file, "tests/simt/simt_") == file || strstr(file, "/tests/simt/simt_") || strstr(file, "/cuda_runtime.h") || strstr(file, "/usr/include/") || strstr(file, "libc") == file || strstr(file, "/nptl/") || strstr(file, "/csu/") || *file == '?';
 }
 
 /* Source lines of an address, the innermost first: more than one where functions were inlined. */
@@ -129,10 +129,8 @@ static std::string where(const Area &area, uintptr_t address)
     const std::string offset = (address < area.base ? " - " + std::to_string(area.base - address) : " + " + std::to_string(address - area.base));
     if (&area == &dynamic_shared)
         return "dynamic shared memory" + offset;
-    if (area.is_shared) {
-        Dl_info info;
-        return dladdr((void *)address, &info) && info.dli_sname ? std::string("static shared memory ") + info.dli_sname + " + " + std::to_string(address - (uintptr_t)info.dli_saddr) : "static shared memory" + offset;
-    }
+    if (area.is_shared)
+        return "static shared memory"; /* where in its module says nothing */
     return (area.kind == MEMORY_DEVICE ? "device memory" : area.kind == MEMORY_PINNED ? "pinned memory" : "registered memory") + offset + " of " + std::to_string(area.bytes) + " bytes allocated at " +
            place_of_stack(area.made_at);
 }
