@@ -273,6 +273,8 @@ static void stream_free(struct stream *s)
         return;
     if (s->cuda) {
         wait_stream(s);
+        if (s->device->collective)
+            nccl_forget_stream(s->device->collective, s);
         cudaStreamDestroy(s->cuda);
     }
     if (s->device->fixed_owner == s)

@@ -19,8 +19,8 @@
 enum {
     STAGING_BYTES = 8 << 20,
     STAGING_FLOATS = STAGING_BYTES / 4,
-    POLLS = 20000,      /* before a wait starts to sleep between two looks: some 20 ms */
-    POLL_SLEEP_NS = 50000,
+    POLLS = 2000, /* before a wait starts to sleep between two looks: some milliseconds */
+    POLL_SLEEP_NS = 20000,
 };
 static_assert(STAGING_FLOATS >= COLLECTIVE_MAX_RANKS * 1024, "a piece has some columns of every rank");
 static_assert(sizeof(struct nccl_id) == COLLECTIVE_ID_BYTES, "an id is NCCL's");
@@ -121,9 +121,10 @@ static int wait_until(struct collective *c, cudaError_t (*query)(void *), void *
     const uint64_t end_us = clock_now_us() + c->deadline_us;
     cudaError_t state;
     bool busy;
+    int r = 0;
     for (int poll = 0; (state = query(what)) == cudaErrorNotReady; poll++) {
         cudaGetLastError();
-        int r = check(c, &busy);
+        r = check(c, &busy);
         if (r == 0 && clock_now_us() >= end_us)
             r = break_with(c, -ETIMEDOUT);
         if (r < 0) {
@@ -132,8 +133,8 @@ static int wait_until(struct collective *c, cudaError_t (*query)(void *), void *
         }
         pause_between(poll);
     }
-    const int r = cuda_error(state);
-    return r < 0 ? r : c->error;
+    r = cuda_error(state);
+    return r < 0 ? r : check(c, &busy);
 }
 
 int nccl_wait_stream(struct collective *c, cudaStream_t stream)
@@ -149,6 +150,12 @@ int nccl_wait_event(struct collective *c, cudaEvent_t event)
 int nccl_wait_all(struct collective *c)
 {
     return c->last ? nccl_wait_stream(c, c->last->cuda) : c->error;
+}
+
+void nccl_forget_stream(struct collective *c, const struct stream *stream)
+{
+    if (c->last == stream)
+        c->last = NULL;
 }
 
 /* ---- opening ---- */

@@ -8,5 +8,7 @@
 int nccl_wait_stream(struct collective *collective, cudaStream_t stream);
 int nccl_wait_event(struct collective *collective, cudaEvent_t event);
 int nccl_wait_all(struct collective *collective);
+/* The stream, which has been waited for, goes away. */
+void nccl_forget_stream(struct collective *collective, const struct stream *stream);
 
 const struct collective_ops *nccl_collective_ops(void);

@@ -13,6 +13,8 @@
 #include <thread>
 #include <unistd.h>
 
+enum { QUERY_OPERATIONS = 32 };
+
 struct simt_mark { /* one recording of an event */
     bool done = false;
     simt::check::Clock clock;
@@ -145,7 +147,7 @@ template <class Done> static void wait_until(Done done, std::unique_lock<std::mu
     memory_lock();
 }
 
-/* A host that asks again and again hears in the end that it is done: lazily, each question runs one operation. `clock`: what the host is ordered after then. */
+/* A host that asks again and again hears in the end that it is done: lazily, each question runs some operations. `clock`: what the host is ordered after then. */
 template <class Done> static cudaError_t query(Done done, const check::Clock &clock)
 {
     Streams &all = streams();
@@ -153,7 +155,9 @@ template <class Done> static cudaError_t query(Done done, const check::Clock &cl
     if (!done() && !options().threads) {
         memory_unlock();
         draw_priorities(all);
-        run_any(lock);
+        for (int i = 0; i < QUERY_OPERATIONS && !done() && run_any(lock); i++)
+            if (options().seed % 2)
+                draw_priorities(all);
         memory_lock();
     }
     if (!done())
