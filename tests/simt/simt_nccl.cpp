@@ -97,13 +97,20 @@ static size_t piece(size_t left)
     return left < SHM_SLOT_FLOATS ? left : (size_t)SHM_SLOT_FLOATS;
 }
 
+static void put(Communicator &c, const float *from, size_t n)
+{
+    check::range_read(from, n * sizeof(float));
+    memcpy(shm_window_begin(c.window), from, n * sizeof(float));
+}
+
 static void reduce(Communicator &c, const float *send, float *recv, size_t n)
 {
     for (size_t at = 0, m; at < n; at += m) {
         m = piece(n - at);
-        memcpy(shm_window_begin(c.window), send + at, m * sizeof(float));
+        put(c, send + at, m);
         if (!meet(c, KIND_ALL_REDUCE, n - at))
             return;
+        check::range_written(recv + at, m * sizeof(float));
         memset(recv + at, 0, m * sizeof(float));
         for (int rank = 0; rank < c.n_ranks; rank++)
             for (size_t i = 0; i < m; i++)
@@ -115,11 +122,13 @@ static void gather(Communicator &c, const float *send, float *recv, size_t n)
 {
     for (size_t at = 0, m; at < n; at += m) {
         m = piece(n - at);
-        memcpy(shm_window_begin(c.window), send + at, m * sizeof(float));
+        put(c, send + at, m);
         if (!meet(c, KIND_ALL_GATHER, n - at))
             return;
-        for (int rank = 0; rank < c.n_ranks; rank++)
+        for (int rank = 0; rank < c.n_ranks; rank++) {
+            check::range_written(recv + (size_t)rank * n + at, m * sizeof(float));
             memcpy(recv + (size_t)rank * n + at, shm_window_slot(c.window, rank), m * sizeof(float));
+        }
     }
 }
 
