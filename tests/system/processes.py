@@ -176,9 +176,9 @@ class Stack:
         self.parts.append(process)
         return process
 
-    def start_worker(self, name):
+    def start_worker(self, name, *args):
         return self._add(Worker('tidepool-worker', ['--model', MODEL, '--router', self.router.endpoint, '--store', self.store_socket, '--name', name, '--threads',
-                                                     str(self.threads), *self.worker_args], self.folder.name, name))
+                                                     str(self.threads), *self.worker_args, *args], self.folder.name, name))
 
     def logs(self):
         return '\n'.join('--- %s\n%s' % (p.name, p.log()[-3000:]) for p in self.parts)

@@ -168,12 +168,12 @@ static void ask_all(struct driver_worker *w, uint64_t first)
 }
 
 /* Ranks answer as one; what comes from the pool is what they would have computed; a cancelled request leaves nothing behind. */
-static void ranks_answer_like_one(const char *tp)
+static void ranks_answer_like_one(const char *tp, const char *option, const char *value)
 {
     int prefixes = 0;
 
     store_start();
-    struct driver_worker *one = worker_start(0, "1", NULL, NULL), *many = worker_start(1, tp, NULL, NULL);
+    struct driver_worker *one = worker_start(0, "1", option, value), *many = worker_start(1, tp, option, value);
     cr_assert(one->context_length == many->context_length && one->vocab_size == many->vocab_size);
     ask_all(one, 1);
     ask_all(many, 5);
@@ -198,12 +198,18 @@ static void ranks_answer_like_one(const char *tp)
 
 Test(ranks, test_two_ranks_answer_like_one)
 {
-    ranks_answer_like_one("2");
+    ranks_answer_like_one("2", NULL, NULL);
+}
+
+/* Each rank chooses pages for its own heads. */
+Test(ranks, test_two_ranks_choose_the_pages_that_one_does)
+{
+    ranks_answer_like_one("2", "--fetch", "64");
 }
 
 Test(ranks, test_three_ranks_answer_like_one)
 {
-    ranks_answer_like_one("3");
+    ranks_answer_like_one("3", NULL, NULL);
 }
 
 /* ---- ends ---- */

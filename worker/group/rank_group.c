@@ -234,11 +234,11 @@ static int take_values(struct rank_group *g, int i, int32_t *values, int n)
     return n_theirs == n ? 0 : group_broken(g, i + 1, "it agrees on something else");
 }
 
-/* What came behind the values must not wait until the socket is readable again. */
+/* A Drain that came behind the values must not wait until the socket is readable again. */
 static int take_rest(struct rank_peer *peer)
 {
     int rc = 0;
-    while (rc >= 0 && rank_link_has_frame(&peer->link))
+    while (rc >= 0 && rank_link_next_is(&peer->link, GROUP_DRAIN))
         rc = take_unasked(peer);
     return rc;
 }

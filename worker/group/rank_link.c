@@ -78,6 +78,12 @@ bool rank_link_has_frame(const struct rank_link *link)
     return peek(link, &header) != 0;
 }
 
+bool rank_link_next_is(const struct rank_link *link, enum group_frame type)
+{
+    struct frame_header header;
+    return peek(link, &header) > 0 && header.type == type;
+}
+
 static int read_some(struct rank_link *link)
 {
     if (buf_reserve(&link->in, READ_BYTES) < 0)

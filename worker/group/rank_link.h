@@ -23,3 +23,5 @@ int rank_link_send(struct rank_link *link, enum group_frame type, const Protobuf
 int rank_link_receive(struct rank_link *link, uint64_t timeout_us, struct frame_header *ret_header, const uint8_t **ret_body);
 /* Whether a whole frame is here already, or bytes that are none. */
 bool rank_link_has_frame(const struct rank_link *link);
+/* Whether it is one of this type. */
+bool rank_link_next_is(const struct rank_link *link, enum group_frame type);
