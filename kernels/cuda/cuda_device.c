@@ -72,6 +72,7 @@ static void device_close(struct device *device)
 {
     if (!device)
         return;
+    ASSERT(!device->collective);
     if (device->blas)
         cublasDestroy(device->blas);
     if (device->fixed_event)

@@ -149,6 +149,36 @@ Test(matmul, test_embed_gives_the_exact_rows)
     }
 }
 
+/* Ranks that share a tied head take rows of the embedding as matrices of their own. */
+Test(matmul, test_rows_in_units_are_a_matrix)
+{
+    enum { ROWS = 83 };
+    static const int64_t parts[][2] = {{0, 32}, {32, 64}, {32, ROWS}, {64, ROWS}};
+    const struct kernel_ops *ops = cpu_kernel_ops();
+    struct device *device;
+    struct stream *stream;
+    cr_assert(kernel_test_open(CPU_ISA_AUTO, 1, &device, &stream));
+    for (enum weight_dtype dtype = 0; dtype < WEIGHT_DTYPE_COUNT; dtype++) {
+        const int64_t n_cols = plain_block_cols(dtype) == 1 ? 77 : 512;
+        struct matrix m = matrix_make(device, stream, dtype, ROWS, n_cols, 7 + dtype);
+        float *x = malloc(sizeof *x * (size_t)n_cols), whole[ROWS], y[ROWS];
+        kernel_test_fill(x, n_cols, 5, -1.0f, 1.0f);
+        struct matmul_out out = {.w = &m.w, .y = whole, .ld_y = ROWS};
+        cr_assert_eq(ops->matmul(stream, x, 1, n_cols, &out, 1), 0);
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+            const int64_t first = parts[i][0], n = parts[i][1] - first;
+            const size_t offset = ops->weight_bytes(dtype, first + WEIGHT_ROWS_UNIT, n_cols) - ops->weight_bytes(dtype, WEIGHT_ROWS_UNIT, n_cols);
+            const struct weight part = {.dtype = dtype, .n_rows = n, .n_cols = n_cols, .packed = (const uint8_t *)m.w.packed + offset};
+            out = (struct matmul_out){.w = &part, .y = y, .ld_y = n};
+            cr_assert_eq(ops->matmul(stream, x, 1, n_cols, &out, 1), 0);
+            cr_assert(memcmp(y, whole + first, (size_t)n * sizeof *y) == 0, "%s rows %lld to %lld", plain_dtype_name(dtype), (long long)first, (long long)(first + n));
+        }
+        free(x);
+        matrix_free(device, &m);
+    }
+    kernel_test_close(device, stream);
+}
+
 /* A row's result must not depend on the rows beside it, the number of threads or the instruction set. */
 Test(matmul, test_rows_do_not_depend_on_the_batch, .timeout = 100)
 {

@@ -47,6 +47,27 @@ static void embed(struct ops_test *t, enum weight_dtype dtype, int64_t n_rows, i
     free(expected), free(actual);
 }
 
+/* Rows from a multiple of WEIGHT_ROWS_UNIT on are a matrix of their own. */
+static void rows_in_units(struct ops_test *t, enum weight_dtype dtype)
+{
+    enum { ROWS = 75, FIRST = 64, N = ROWS - FIRST };
+    const int64_t n_cols = plain_block_cols(dtype) == 1 ? 37 : plain_block_cols(dtype) * 2;
+    const size_t bytes = N * (size_t)n_cols * sizeof(float);
+    int32_t ids[N], own[N];
+    struct matrix m = matrix_make(t, dtype, ROWS, n_cols);
+    struct weight part = m.gpu;
+    part.n_rows = N;
+    part.packed = (const uint8_t *)m.gpu.packed + t->gpu_ops->weight_bytes(dtype, FIRST + WEIGHT_ROWS_UNIT, n_cols) - t->gpu_ops->weight_bytes(dtype, WEIGHT_ROWS_UNIT, n_cols);
+    for (int i = 0; i < N; i++)
+        ids[i] = FIRST + (own[i] = i);
+    float *whole = ops_test_room(t, bytes), *rows = ops_test_room(t, bytes);
+    ops_test_true(t, "embed", t->gpu_ops->embed(t->gpu, &m.gpu, ids, N, whole) == 0 && t->gpu_ops->embed(t->gpu, &part, own, N, rows) == 0);
+    float *expected = ops_test_download(t, whole, bytes), *actual = ops_test_download(t, rows, bytes);
+    ops_test_same(t, ops_test_shape("rows of %s in units", plain_dtype_name(dtype)), expected, actual, bytes);
+    matrix_free(&m);
+    free(expected), free(actual);
+}
+
 /* Two weights over the same x, with strides, a bias, and a residual in place or elsewhere. */
 static void matmul(struct ops_test *t, enum weight_dtype dtype, int n, int rows_a, int rows_b, int n_cols)
 {
@@ -115,6 +136,7 @@ static void stored_form(struct ops_test *t)
         ops_test_true(t, "bytes of the stored form", stored->weight_bytes(quantized[i], 7, n_cols) == 7 * plain_row_bytes(quantized[i], n_cols));
         t->gpu_ops = stored;
         embed(t, quantized[i], 7, n_cols);
+        rows_in_units(t, quantized[i]);
         t->gpu_ops = expanded;
     }
     t->gpu_ops = stored;
@@ -153,6 +175,8 @@ void test_ops_matmul(struct ops_test *t)
     static const enum weight_dtype dtypes[] = {WEIGHT_F32, WEIGHT_F16, WEIGHT_BF16, WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q5_0, WEIGHT_Q4_K, WEIGHT_Q5_K, WEIGHT_Q6_K};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
         embed(t, dtypes[i], 7, dtypes[i] < WEIGHT_Q8_0 ? 37 : plain_block_cols(dtypes[i]) * 3);
+    rows_in_units(t, WEIGHT_F32);
+    rows_in_units(t, WEIGHT_Q4_K);
     matmul(t, WEIGHT_BF16, 1, 17, 3, 29);
     matmul(t, WEIGHT_Q4_1, 9, 33, 20, 96);
     ops_test_true(t, "no rows", t->gpu_ops->weight_bytes(WEIGHT_BF16, 0, 8) == 0 && t->gpu_ops->weight_bytes(WEIGHT_Q4_K, 8, 128) == 0);

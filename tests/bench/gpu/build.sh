@@ -65,7 +65,8 @@ if [ "$cuda" = on ]; then
     nvcc=${NVCC:-nvcc}
     toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v "$nvcc")")")")
     codes=$(for arch in $archs; do printf ' -gencode arch=compute_%s,code=sm_%s' "$arch" "$arch"; done)
-    compile "$common -I$toolkit/include" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_C$')
+    # The base, which the plugin has too, is compiled already.
+    compile "$common -I$toolkit/include" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_C$' | grep -v /proto/base/)
     cuda_objects=$objects
     cc="$nvcc"
     compile "-std=c++17 -O3 --fmad=false $codes -I. -Xcompiler -fPIC,-fno-strict-aliasing" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_CU$')
@@ -74,7 +75,7 @@ fi
 # The slowest first.
 { grep '\.cu ' "$commands" || true; grep -v '\.cu ' "$commands"; } | xargs -P "$jobs" -d '\n' -n 1 bash -c '$0 || { echo "failed: $0" >&2; exit 255; }'
 if [ "$cuda" = on ]; then
-    "$nvcc" -shared -Xlinker --version-script=kernels/cuda/plugin.map -o "$out/bin/libtidepool_cuda.so" $cuda_objects -lcublas -ldl
+    "$nvcc" -shared -Xlinker --version-script=kernels/cuda/plugin.map -o "$out/bin/libtidepool_cuda.so" $cuda_objects "$out"/proto_base_{clock,error}.c.o -lcublas -ldl
     "$nvcc" -o "$out/bin/ops_test" $test_objects $cuda_objects $cpu_objects -lcublas -lm -ldl -lpthread
 fi
 ${CC:-cc} -o "$out/bin/tidepool-gpubench" $bench_objects $cpu_objects -lm -ldl -lpthread
