@@ -453,3 +453,47 @@ Test(engine_pool, test_admission_when_the_pool_is_full)
     cr_expect(sequence_create(engine, &request, &seq, &err) == -E2BIG);
     engine_free(engine);
 }
+
+/* A pool that the device does not read yet: nothing is asked of the store, a block on its way when another mapping came is not taken, and all goes on when the pool is there. */
+Test(engine_pool, test_a_pool_that_may_not_be_used_is_none)
+{
+    const struct engine_config config = fixture_config();
+    const struct sequence_request request = {.prompt = tokens, .n_prompt = N_PROMPT, .max_new = N_DECODE};
+    struct sequence_stats stats;
+    struct sequence *seq;
+    float *want = alone(&config);
+    fake_store_answer(store, honest);
+    struct engine *engine = fixture_engine(&f, &config, store);
+    engine_use_pool(engine, false);
+    seq = fixture_prefilled(engine, &run);
+    fixture_expect_same(want, sequence_logits(seq), 1, "not there");
+    cr_expect(fake_store_n_leases(store) == 0 && fake_store_n_blocks(store) == 0);
+    sequence_free(seq);
+
+    engine_use_pool(engine, true);
+    cr_assert(sequence_create(engine, &request, &seq, NULL) >= 0);
+    while (sequence_prefill_step(seq) > 0)
+        ;
+    cr_expect_eq(fake_store_n_blocks(store), PROMPT_BLOCKS);
+    for (int i = 0; i < N_DECODE; i++) {
+        fixture_decode(engine, seq, tokens[N_PROMPT + i]);
+        fixture_expect_same(want + (size_t)(i + 1) * TINY_VOCAB, sequence_logits(seq), 1, "in between");
+        if (fake_store_n_pending(store) > 0 && i < 150) {
+            engine_use_pool(engine, false);
+            fake_store_pump(store);
+            cr_expect(fake_store_n_granted(store) == 0 && fake_store_n_blocks(store) == PROMPT_BLOCKS, "granted on a mapping that the device does not know");
+        }
+        if (i == 150) {
+            sequence_stats(seq, &stats);
+            cr_expect(stats.private_blocks > 0 && fake_store_n_pending(store) == 0);
+            engine_use_pool(engine, true);
+        }
+        if (i > 150)
+            fake_store_pump(store);
+    }
+    sequence_stats(seq, &stats);
+    cr_expect_eq(stats.private_blocks, 0, "%d stayed", stats.private_blocks);
+    sequence_free(seq);
+    engine_free(engine);
+    free(want);
+}

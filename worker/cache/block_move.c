@@ -122,18 +122,24 @@ static void on_reserved(int result, const enum kv_reserve_status *status, const 
     const bool leased = result >= 0 && n == 1 && (status[0] == KV_RESERVE_GRANTED || status[0] == KV_RESERVE_EXISTS);
     struct kv_lease lease = leased ? leases[0] : (struct kv_lease){0};
 
+    bool taken = false;
     if (seq) {
         seq->blocks[move->block].move = NULL;
         seq->n_moves--;
-        set_retry(seq, leased && take_lease(seq, move->block, status[0], &lease));
-    } else {
-        kv_client_release(move->store, &lease, leased);
     }
+    if (seq && seq->engine->pool_usable) /* another mapping may have come since it was asked for */
+        taken = leased && take_lease(seq, move->block, status[0], &lease);
+    else
+        kv_client_release(move->store, &lease, leased);
+    if (seq)
+        set_retry(seq, taken);
     free(move);
 }
 
 static int start(struct sequence *seq, int block)
 {
+    if (!seq->engine->pool_usable)
+        return -ENOTCONN;
     struct block_move *move = calloc(1, sizeof(*move));
     if (!move)
         return -ENOMEM;

@@ -279,6 +279,7 @@ int engine_create(const struct engine_config *config, struct model *model, struc
     ASSERT(!model_is_sharded(&model->config) || model->collective);
     engine->model = model;
     engine->store = store;
+    engine->pool_usable = true;
     r = engine_plan(config, model, engine, err);
     if (r < 0)
         goto fail;
@@ -324,6 +325,11 @@ void engine_free(struct engine *engine)
     key_bias_tables_fini(&engine->bias);
     model_workspace_fini(&engine->ws, m);
     free(engine);
+}
+
+void engine_use_pool(struct engine *engine, bool use)
+{
+    engine->pool_usable = use;
 }
 
 size_t engine_workspace_bytes(const struct engine *engine)

@@ -94,6 +94,9 @@ struct sequence_stats {
 int engine_create(const struct engine_config *config, struct model *model, struct kv_client *store /* NULL: no pool */,
                   struct engine **ret_engine, struct error *err);
 void engine_free(struct engine *engine);
+/* Whether the store's newest mapping may be used, at first it may. While it may not (the device cannot read it yet) the pool counts as one that is not there: new sequences share nothing, and
+ * blocks of others stay where they are. */
+void engine_use_pool(struct engine *engine, bool use);
 /* Device bytes of the engine itself, held from its creation on: activations of a unit or a step, the most that an op takes for the time of its call, and what the device
  * has for itself. */
 size_t engine_workspace_bytes(const struct engine *engine);

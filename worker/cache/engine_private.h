@@ -93,6 +93,7 @@ struct engine {
     struct engine_config config;
     struct model *model;          /* borrowed */
     struct kv_client *store;      /* borrowed, or NULL */
+    bool pool_usable;             /* engine_use_pool */
     struct block_layout layout;
     uint8_t fingerprint[FINGERPRINT_BYTES];
     bool attended;                /* prefill attends earlier blocks as the pool gives them back */

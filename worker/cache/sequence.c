@@ -141,7 +141,7 @@ static int begin(struct engine *engine, const struct sequence_request *request, 
     engine->n_sequences++;
     sequence_plan_init(engine, request->n_prompt, request->max_new, &s->plan);
     s->recent_first = s->plan.recent_first;
-    s->shared = engine->store && !request->no_cache;
+    s->shared = engine->store && engine->pool_usable && !request->no_cache;
     r = alloc_host(s, request->prompt_logprobs);
     if (r < 0)
         return error_set(err, r, "no host memory for a sequence of %d tokens", s->plan.n_total);

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STORE_CONNECT_US = 3000000, STORE_DEADLINE_US = 50000 };
+enum { STORE_CONNECT_US = 3000000, STORE_DEADLINE_US = 50000, POOL_RETRY_US = 5000000 };
 
 /* ---- parts ---- */
 
@@ -87,26 +87,37 @@ static void store_changed(bool connected, void *arg)
         router_link_announce(w->link);
 }
 
-/* Kernels read the pool where it lies. A pool that the device does not take is no pool: the worker goes on without, and the client tries again as it does with a store that is gone. */
+/* Kernels read the pool where it lies, so until the device has it the worker goes on without. Only a mapping that cannot even be begun with is refused: the client tries again then, as it does
+ * with a store that is gone. */
 static int pool_mapped(void *base, uint64_t bytes, void *arg)
 {
     struct worker *w = arg;
-    uint64_t started_us = clock_now_us();
-    int rc = w->dev->host_register(w->device, base, bytes, NULL, NULL);
+    int rc = pool_registration_add(w->registration, base, bytes);
 
-    if (rc < 0)
-        LOG_ERROR("pool_not_registered", LOG_STR("device", w->dev->name), LOG_INT("pool_bytes", bytes), LOG_STR("error", strerror(-rc)),
-                  LOG_STR("note", "the worker goes on without the pool"));
-    else
-        LOG_INFO("pool_registered", LOG_STR("device", w->dev->name), LOG_INT("pool_bytes", bytes), LOG_INT("took_ms", (clock_now_us() - started_us) / 1000));
+    if (rc == 0 && w->engine)
+        engine_use_pool(w->engine, pool_registration_ready(w->registration));
     return rc;
+}
+
+static void pool_registered(void *arg)
+{
+    struct worker *w = arg;
+
+    engine_use_pool(w->engine, true);
+    if (w->link)
+        router_link_announce(w->link);
 }
 
 static void pool_unmapped(void *base, void *arg)
 {
     struct worker *w = arg;
 
-    w->dev->host_unregister(w->device, base);
+    pool_registration_remove(w->registration, base);
+}
+
+bool worker_pool_there(const struct worker *w, const struct kv_store_info *info)
+{
+    return info->connected && pool_registration_ready(w->registration);
 }
 
 static int open_store(struct worker *w, struct error *err)
@@ -120,11 +131,16 @@ static int open_store(struct worker *w, struct error *err)
         .on_unmap = pool_unmapped,
         .arg = w,
     };
+    const struct pool_registration_config registration = {
+        .dev = w->dev, .device = w->device, .loop = w->loop, .retry_us = POOL_RETRY_US, .registered = pool_registered, .arg = w};
     struct kv_store_info info;
     int rc;
 
     if (!w->options->store)
         return 0;
+    rc = pool_registration_create(&registration, &w->registration);
+    if (rc < 0)
+        return error_set(err, rc, "pool: %s", strerror(-rc));
     rc = kv_client_create(w->loop, &config, &w->store, err);
     if (rc < 0)
         return rc;
@@ -182,6 +198,8 @@ static int open_engine(struct worker *w, struct error *err)
     rc = engine_create(&config, w->model, w->store, &w->engine, err);
     if (rc < 0)
         return rc;
+    if (w->registration)
+        engine_use_pool(w->engine, pool_registration_ready(w->registration));
     engine_fingerprint(w->engine, w->fingerprint);
     w->dev->properties(w->device, &properties);
     if (config.bridge == BRIDGE_HOST && properties.host_memory)
@@ -320,6 +338,7 @@ void worker_free(struct worker *w)
     engine_free(w->engine);
     worker_ranks_free(w);
     kv_client_free(w->store);
+    pool_registration_free(w->registration);
     model_close(w->model);
     if (w->stream)
         w->dev->stream_free(w->stream);

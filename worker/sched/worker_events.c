@@ -213,7 +213,7 @@ static void fill_ready(void *arg, Tidepool__Engine__Ready *ready)
     ready->n_eos_ids = (size_t)w->model->config.n_eos;
     ready->max_running = (uint32_t)o->max_running;
     ready->description = w->description;
-    if (!store->connected)
+    if (!w->store || !worker_pool_there(w, store))
         return;
     ready->store_uuid = (ProtobufCBinaryData){sizeof store->store_uuid, store->store_uuid};
     ready->store_event_endpoint = store->event_endpoint;
@@ -245,7 +245,7 @@ static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)
     beat->device_peak_bytes = memory.total_peak;
     beat->pool_bytes = store.pool_bytes;
     beat->pool_used_bytes = store.pool_used_bytes;
-    beat->store_connected = store.connected;
+    beat->store_connected = w->store && worker_pool_there(w, &store);
     beat->page_cache_bytes = pages.capacity_bytes;
     beat->page_cache_used_bytes = pages.used_bytes;
     beat->page_cache_hits = pages.hits;

@@ -5,6 +5,7 @@
 #include "worker/group/rank_follower.h"
 #include "worker/group/rank_message.h"
 #include "worker/model/model.h"
+#include "worker/sched/pool_registration.h"
 #include "worker/sched/router_link.h"
 #include "worker/sched/scheduler.h"
 #include "worker/sched/worker.h"
@@ -17,6 +18,7 @@ struct worker {
     struct stream *stream;
     struct model *model;
     struct loop *loop;
+    struct pool_registration *registration; /* of the store's mappings */
     struct kv_client *store;       /* NULL: no pool */
     struct engine *engine;
     struct scheduler *scheduler;
@@ -38,6 +40,9 @@ struct worker {
     char model_id[128], description[256];
     struct kv_store_info store_info; /* of the last Ready */
 };
+
+/* The store is connected, and the device reads its pool. */
+bool worker_pool_there(const struct worker *worker, const struct kv_store_info *info);
 
 /* worker_events.c */
 struct scheduler_sink worker_sink(struct worker *worker);
