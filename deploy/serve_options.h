@@ -8,7 +8,7 @@ struct serve_options {
     const char *model, *host, *api_key, *api_key_file, *served_model_name, *chat_template, *runtime_dir, *port_file;
     int64_t workers, port, threads, tp, gpu, drain_timeout;
     int64_t pool_size, budget, recent, fetch, chunk, context, max_running, max_queue, memory_limit, page_cache;
-    int kv_format, selector, fetch_unit, scorer, prefill, prefill_order, bridge, device, isa, policy, log_level, log_format;
+    int kv_format, selector, fetch_unit, scorer, prefill, prefill_order, bridge, device, weights, isa, policy, log_level, log_format;
     bool reuse_generated;
 };
 

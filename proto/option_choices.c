@@ -10,6 +10,7 @@ const char *const prefill_choices[] = {"consistent", "exact", NULL};
 const char *const prefill_order_choices[] = {"layer", "chunk", NULL};
 const char *const bridge_choices[] = {"device", "host", "auto", NULL};
 const char *const device_choices[] = {"auto", "cpu", "cuda", NULL};
+const char *const weights_choices[] = {"auto", "bf16", "stored", NULL};
 const char *const isa_choices[] = {"auto", "plain", "avx2", "avx512", NULL};
 const char *const selector_choices[] = {SELECTOR_NAMES(COMMA), NULL};
 const char *const scorer_choices[] = {SCORER_NAMES(COMMA), NULL};

@@ -7,6 +7,7 @@ extern const char *const fetch_unit_choices[];    /* fetch_unit_tokens */
 extern const char *const prefill_choices[];       /* in the order of enum prefill_values */
 extern const char *const prefill_order_choices[]; /* in the order of enum prefill_order */
 extern const char *const bridge_choices[];        /* in the order of enum bridge_place */
+extern const char *const weights_choices[];       /* of a GPU: chosen by its memory, expanded once, or as the file has them and expanded for each GEMM */
 extern const char *const device_choices[];        /* in the order of enum backend_choice */
 extern const char *const isa_choices[];           /* in the order of enum cpu_isa */
 extern const char *const selector_choices[], *const scorer_choices[];

@@ -55,6 +55,27 @@ static int load_weights(const struct model_open_params *p, const struct weight_s
     return r < 0 ? error_set(err, r, "%s: %.400s", name_of(p), reason.text) : 0;
 }
 
+int model_measure(const struct model_open_params *p, struct model_weights_size *ret_size, struct error *err)
+{
+    struct weight_source source = {0};
+    struct error reason = {0};
+    struct model_config config;
+    int r = open_source(p, &source, err);
+    if (r < 0)
+        return r;
+    r = load_config(p, &source, &config, err);
+    if (r >= 0)
+        r = take_part(p, &source, &config, err);
+    if (r >= 0) {
+        const struct model_weights_params params = {.config = &config, .source = &source, .ops = p->ops};
+        r = model_weights_measure(&params, WEIGHT_BF16, ret_size, &reason);
+        if (r < 0)
+            error_set(err, r, "%s: %.400s", name_of(p), reason.text);
+    }
+    weight_source_close(&source);
+    return r;
+}
+
 int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err)
 {
     struct weight_source source = {0};

@@ -52,6 +52,8 @@ struct model_open_params {
 
 /* Blocks until the weights are on the device. Errors as model_config_load and model_weights_load. */
 int model_open(const struct model_open_params *p, struct model **ret_model, struct error *err);
+/* What its weights would take with these ops; nothing is loaded, and device and stream are not used. Errors likewise. */
+int model_measure(const struct model_open_params *p, struct model_weights_size *ret_size, struct error *err);
 void model_close(struct model *model); /* NULL is fine */
 /* Who a sharded model computes with: from now until it is closed, forward calls are made by all ranks alike, and their results are the same on all. The collective's gather_columns are at
  * least MODEL_GATHER_COLUMNS(config). Before the first forward call. */

@@ -19,6 +19,40 @@ enum { STORE_CONNECT_US = 3000000, STORE_DEADLINE_US = 50000, POOL_RETRY_US = 50
 
 /* ---- parts ---- */
 
+/* In the order of weights_choices. */
+enum { WEIGHTS_AUTO, WEIGHTS_BF16, WEIGHTS_STORED };
+
+static struct model_open_params model_params(const struct worker *w)
+{
+    return (struct model_open_params){
+        .path = w->options->model, .rank = (int)w->options->tp_rank, .n_ranks = (int)w->options->tp, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
+}
+
+/* The form of the weights is a choice between tables of ops. What is left of the device beside them is for sequences and the page cache. */
+static int choose_ops(struct worker *w, const struct kernel_backend *backend, const struct device_properties *properties, struct error *err)
+{
+    struct model_open_params params;
+    struct model_weights_size expanded, stored;
+    int rc;
+
+    w->ops = w->options->weights == WEIGHTS_STORED ? backend->stored_ops : backend->ops;
+    if (w->options->weights != WEIGHTS_AUTO || backend->stored_ops == backend->ops)
+        return 0;
+    params = model_params(w);
+    rc = model_measure(&params, &expanded, err);
+    if (rc < 0)
+        return rc;
+    params.ops = backend->stored_ops;
+    rc = model_measure(&params, &stored, err);
+    if (rc < 0)
+        return rc;
+    if (expanded.device_bytes / 3 > properties->memory_bytes / 4 && stored.device_bytes < expanded.device_bytes)
+        w->ops = backend->stored_ops;
+    LOG_INFO("weights_chosen", LOG_STR("form", w->ops == backend->ops ? "bf16" : "stored"), LOG_INT("bf16_bytes", expanded.device_bytes), LOG_INT("stored_bytes", stored.device_bytes),
+             LOG_INT("device_bytes", properties->memory_bytes));
+    return 0;
+}
+
 static int open_device(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
@@ -37,18 +71,19 @@ static int open_device(struct worker *w, struct error *err)
     if (rc < 0)
         return rc;
     w->dev = backend->device;
-    w->ops = backend->ops;
     w->collective_ops = backend->collective;
     w->dev->properties(w->device, &properties);
     LOG_INFO("device_opened", LOG_STR("device", properties.name), LOG_STR("note", note.text));
+    rc = choose_ops(w, backend, &properties, err);
+    if (rc < 0)
+        return rc;
     rc = w->dev->stream_create(w->device, &w->stream);
     return rc < 0 ? error_set(err, rc, "device: %s", strerror(-rc)) : 0;
 }
 
 static int open_model(struct worker *w, struct error *err)
 {
-    const struct model_open_params params = {
-        .path = w->options->model, .rank = (int)w->options->tp_rank, .n_ranks = (int)w->options->tp, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
+    const struct model_open_params params = model_params(w);
     uint64_t started_us = clock_now_us();
     const char *slash = strrchr(w->options->model, '/');
     const struct model_config *c;

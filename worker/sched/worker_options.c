@@ -39,6 +39,8 @@ static const struct option_spec specs[] = {
      .help = "what computes: a GPU where this build and this host have one, else the CPU; or one of them"},
     {.name = "gpu", .kind = OPTION_INT, FIELD(gpu), .fallback = "0", .min = 0, .max = 1023, .metavar = "N",
      .help = "which of the host's GPUs; followers that the worker starts take the next ones"},
+    {.name = "weights", .kind = OPTION_ENUM, FIELD(weights), .fallback = "auto", .choices = weights_choices,
+     .help = "quantized weights on a GPU: expanded once to bf16, or kept as stored and expanded for each product; auto: the latter when bf16 would take over 3/4 of its memory"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 256, .metavar = "N",
      .help = "compute threads; 0: one a processor"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), .fallback = "auto", .choices = isa_choices,

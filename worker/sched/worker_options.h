@@ -5,7 +5,7 @@
 
 struct worker_options {
     const char *model, *router, *store, *name, *selector, *scorer, *tp_leader, *tp_listen;
-    int kv_format, fetch_unit, prefill, prefill_order, bridge, device, isa, log_level, log_format;
+    int kv_format, fetch_unit, weights, prefill, prefill_order, bridge, device, isa, log_level, log_format;
     int64_t budget, recent, fetch, chunk, threads, max_running, max_queue, context, memory_limit, page_cache, gpu, tp, tp_rank, tp_timeout;
     bool reuse_generated;
 };
