@@ -12,6 +12,7 @@
  * An empty partial is m = -INFINITY, l = 0, o = 0. */
 #pragma once
 #include "kernels/device.h"
+#include "kernels/device_page_cache.h"
 #include "proto/block_layout.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -309,6 +310,19 @@ struct kernel_ops {
     int (*block_encode)(struct stream *s, const struct block_params *p, bool attended);
     /* The other way: slice to k and v; the very values that block_encode(attended) left. */
     int (*block_decode)(struct stream *s, const struct block_params *p);
+
+    /* The page cache (device_page_cache.h). Bytes of its fixed memory, on 256 bytes; 0 for a configuration that open refuses. Pure. */
+    size_t (*page_cache_bytes)(const struct device_page_cache_config *config);
+    /* For calls on stream s; memory [page_cache_bytes()] is device memory, the caller's, until page_cache_close, which waits for lookups under way. -EINVAL, -ENOMEM. */
+    int (*page_cache_open)(struct stream *s, const struct device_page_cache_config *config, void *memory, struct device_page_cache **ret_cache);
+    void (*page_cache_close)(struct device_page_cache *cache); /* NULL is fine */
+    /* From now on it has these extents [extent_bytes] of device memory, on 256 bytes. Those at places where they were keep their pages. Waits for what the stream has submitted, so
+     * an extent that is gone may be freed. -EINVAL. */
+    int (*page_cache_resize)(struct device_page_cache *cache, void *const *extents, int n_extents);
+    int (*page_cache_stats)(struct device_page_cache *cache, struct device_page_cache_stats *ret); /* waits for lookups under way */
+    /* ret_pages[i], [n] in device memory: where pages[i], [n] in device memory, is to be read by what the stream runs from now on, until the next call; plus 1 where it is counted as a miss.
+     * attn_decode does this for itself. -EINVAL. */
+    int (*page_cache_fetch)(struct device_page_cache *cache, const struct fetch_page *pages, int n, const uint8_t **ret_pages);
 
     /* Most bytes of MEM_WORKSPACE that an op holds during one call within the bounds (ops run one at a time), beside the device's fixed_bytes: from the stream's scratch
      * (device_ops.stream_scratch), else from the arena. Pure. */

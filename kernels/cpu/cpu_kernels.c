@@ -1,6 +1,7 @@
 /* The CPU's op table: each slot passes the call on to the table of the device's instruction set. */
 #include "kernels/cpu/cpu_private.h"
 #include "kernels/cpu/weight_pack.h"
+#include <errno.h>
 
 static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
 {
@@ -87,6 +88,42 @@ static int block_decode(struct stream *s, const struct block_params *p)
     return s->device->ops->block_decode(s, p);
 }
 
+/* Pages are read where they lie. */
+static size_t page_cache_bytes(const struct device_page_cache_config *config)
+{
+    (void)config;
+    return 0;
+}
+
+static int page_cache_open(struct stream *s, const struct device_page_cache_config *config, void *memory, struct device_page_cache **ret_cache)
+{
+    (void)s, (void)config, (void)memory, (void)ret_cache;
+    return -ENOTSUP;
+}
+
+static void page_cache_close(struct device_page_cache *cache)
+{
+    (void)cache;
+}
+
+static int page_cache_resize(struct device_page_cache *cache, void *const *extents, int n_extents)
+{
+    (void)cache, (void)extents, (void)n_extents;
+    return -ENOTSUP;
+}
+
+static int page_cache_stats(struct device_page_cache *cache, struct device_page_cache_stats *ret)
+{
+    (void)cache, (void)ret;
+    return -ENOTSUP;
+}
+
+static int page_cache_fetch(struct device_page_cache *cache, const struct fetch_page *pages, int n, const uint8_t **ret_pages)
+{
+    (void)cache, (void)pages, (void)n, (void)ret_pages;
+    return -ENOTSUP;
+}
+
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
     return s->device->ops->scratch_bytes(s, bounds);
@@ -114,6 +151,12 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .gather_rows = gather_rows,
         .block_encode = block_encode,
         .block_decode = block_decode,
+        .page_cache_bytes = page_cache_bytes,
+        .page_cache_open = page_cache_open,
+        .page_cache_close = page_cache_close,
+        .page_cache_resize = page_cache_resize,
+        .page_cache_stats = page_cache_stats,
+        .page_cache_fetch = page_cache_fetch,
         .scratch_bytes = scratch_bytes,
     };
     return &ops;

@@ -37,6 +37,12 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .gather_rows = cuda_gather_rows,
         .block_encode = cuda_block_encode,
         .block_decode = cuda_block_decode,
+        .page_cache_bytes = cuda_page_cache_bytes,
+        .page_cache_open = cuda_page_cache_open,
+        .page_cache_close = cuda_page_cache_close,
+        .page_cache_resize = cuda_page_cache_resize,
+        .page_cache_stats = cuda_page_cache_stats,
+        .page_cache_fetch = cuda_page_cache_fetch,
         .scratch_bytes = scratch_bytes,
         .sample = cuda_sample,
     };

@@ -96,6 +96,12 @@ int cuda_block_encode(struct stream *s, const struct block_params *p, bool atten
 int cuda_block_decode(struct stream *s, const struct block_params *p);
 int cuda_gather_rows(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);
 int cuda_topk(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);
+size_t cuda_page_cache_bytes(const struct device_page_cache_config *config);
+int cuda_page_cache_open(struct stream *s, const struct device_page_cache_config *config, void *memory, struct device_page_cache **ret_cache);
+void cuda_page_cache_close(struct device_page_cache *cache);
+int cuda_page_cache_resize(struct device_page_cache *cache, void *const *extents, int n_extents);
+int cuda_page_cache_stats(struct device_page_cache *cache, struct device_page_cache_stats *ret);
+int cuda_page_cache_fetch(struct device_page_cache *cache, const struct fetch_page *pages, int n, const uint8_t **ret_pages);
 
 /* Columns of a packed weight from one row to the next: bf16 rows start on 16 bytes. */
 static inline int64_t cuda_weight_ld(int64_t n_cols)

@@ -16,9 +16,11 @@ set(CUDA_BACKEND_CU
   block_encode.cu
   embed.cu
   gather_columns.cu
+  gather_pages.cu
   gather_rows.cu
   keydiff_scores.cu
   matmul.cu
+  page_cache.cu
   page_summaries.cu
   qkv_finish.cu
   rmsnorm.cu

@@ -52,4 +52,5 @@ void test_ops_select(struct ops_test *t);
 void test_ops_attention(struct ops_test *t);
 void test_ops_sample(struct ops_test *t);
 void test_ops_decode(struct ops_test *t);
+void test_ops_page_cache(struct ops_test *t);
 void test_ops_scores(struct ops_test *t);

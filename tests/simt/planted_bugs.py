@@ -52,7 +52,12 @@ BUGS = [Bug(*fields) for fields in [
     ("scratch of the arena is freed while it is used", "decode", "cuda_device.c", "cuda_device.c", "int r = stream_wait_idle(s);\n        cuda_arena_free", "int r = 0;\n        cuda_arena_free"),
     ("embed: the kernel gets the host's ids", "matmul", "embed.cu", "embed.cu", "(const int32_t *)ids_device", "ids"),
     ("block_encode: the count is read before it is there", "blocks", "block_encode.cu", "block_encode.cu", "        r = stream_wait_idle(s);", "        r = 0;"),
+    ("page_cache: lookups do not wait for what is chosen", "page_cache", "page_cache.cu", "page_cache.cu", "r == 0 ? cuda_error(cudaStreamWaitEvent(c->gather, c->chosen, 0)) : r", "r"),
+    ("page_cache: pages are read before they are there", "page_cache", "page_cache.cu", "page_cache.cu", "return cuda_error(cudaStreamWaitEvent(c->stream->cuda, c->fetched[round % PAGE_ROUNDS], 0));",
+     "return 0;"),
     # arithmetic and indices
+    ("page_cache: a page that the round before handed out gives way", "page_cache", "page_cache.cu", "page_cache.cu", "stamp == epoch || stamp == epoch - 1", "stamp == epoch"),
+    ("gather_pages: the last piece is missing", "page_cache", "gather_pages.cu", "gather_pages.cu", "+ 32 * i < n)", "+ 32 * i < n - 1)"),
     ("attn_prefill: a query does not see itself", "attention", "attn_prefill.cu", "attn_prefill.cu", "position > a.p.pos0 + at", "position >= a.p.pos0 + at"),
     ("attn_prefill: the last key is left out", "attention", "attn_prefill.cu", "attn_prefill.cu", "/ group + 1; /* behind", "/ group; /* behind"),
     ("attn_tile: half of a row's lanes have no say in the maximum", "attention", "attn_tile.cuh", "attn_prefill.cu", "x < 4; x *= 2) /* the four", "x < 2; x *= 2) /* the four"),
