@@ -16,7 +16,10 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-enum { WAVE_BYTES = 512 << 10 };
+enum {
+    WAVE_BYTES = 512 << 10,
+    TASKS_A_THREAD = 8, /* at least, while there are units for them: fewer units a task share work better, more share fewer cache lines */
+};
 
 struct decode_state {
     struct attn_decode_item *item;
@@ -44,7 +47,7 @@ struct decode_wave {
     const struct attn_decode_params *p;
     struct decode_state *states;
     struct decode_unit *units;
-    int64_t n_units;
+    int64_t n_units, per_task; /* units of a task, one after the other */
     int n_threads;
     bool second; /* run */
 };
@@ -206,31 +209,42 @@ static int segment_pages(const struct decode_state *st, int segment, const struc
     return n;
 }
 
-/* The segment of pages that a task is, or -1. */
-static int page_segment_of(const struct decode_wave *w, int64_t task)
+/* What a thread runs before and after a unit. Tasks go to whoever is free, so with n threads the n-th task from here is most likely this thread's next. */
+static int64_t unit_before(const struct decode_wave *w, int64_t unit)
 {
-    if (task < 0 || task >= w->n_units)
+    return unit - 1 - (unit % w->per_task ? 0 : (w->n_threads - 1) * w->per_task);
+}
+
+static int64_t unit_after(const struct decode_wave *w, int64_t unit)
+{
+    return unit + 1 + ((unit + 1) % w->per_task ? 0 : (w->n_threads - 1) * w->per_task);
+}
+
+/* The segment of pages that a unit attends, or -1 if it does something else. */
+static int page_segment_of(const struct decode_wave *w, int64_t unit)
+{
+    if (unit < 0 || unit >= w->n_units)
         return -1;
-    const struct decode_unit u = w->units[task];
+    const struct decode_unit u = w->units[unit];
     const struct decode_state *st = &w->states[u.item];
     return w->second ? u.unit : st->scored || u.unit < row_parts(st) ? -1 : u.unit - row_parts(st);
 }
 
-/* Tasks go to whoever is free, so with n threads the n-th task from here is most likely this thread's next. */
-static void look_ahead(const struct decode_wave *w, int64_t task, struct page_ahead *ret_ahead)
+static void look_ahead(const struct decode_wave *w, int64_t unit, struct page_ahead *ret_ahead)
 {
-    const int segment = page_segment_of(w, task + w->n_threads);
+    const int64_t after = unit_after(w, unit);
+    const int segment = page_segment_of(w, after);
     ret_ahead->n = 0;
-    ret_ahead->cold = page_segment_of(w, task - w->n_threads) < 0;
+    ret_ahead->cold = page_segment_of(w, unit_before(w, unit)) < 0;
     if (segment < 0)
         return;
     struct kv_page pages[PAGES_SEGMENT];
-    ret_ahead->n = segment_pages(&w->states[w->units[task + w->n_threads].item], segment, w->p->layout, pages);
+    ret_ahead->n = segment_pages(&w->states[w->units[after].item], segment, w->p->layout, pages);
     for (int i = 0; i < ret_ahead->n; i++)
         ret_ahead->pages[i] = pages[i].page;
 }
 
-static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment, int64_t task)
+static void run_pages(const struct decode_wave *w, struct decode_state *st, int segment, int64_t unit)
 {
     struct kv_page pages[PAGES_SEGMENT];
     const struct kv_page *list[PAGES_SEGMENT];
@@ -239,32 +253,49 @@ static void run_pages(const struct decode_wave *w, struct decode_state *st, int 
     const struct unit_query u = query_of(w, st);
     for (int i = 0; i < n; i++)
         list[i] = &pages[i];
-    look_ahead(w, task, &ahead);
+    look_ahead(w, unit, &ahead);
     unit_pages(&u, w->p->layout, list, n, &ahead, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
-static void decode_task(void *arg, int64_t task, int thread)
+static void run_unit(const struct decode_wave *w, int64_t unit)
 {
-    const struct decode_wave *w = arg;
-    struct decode_unit u = w->units[task];
+    const struct decode_unit u = w->units[unit];
     struct decode_state *st = &w->states[u.item];
-    int n_rows = row_parts(st);
-    (void)thread;
+    const int n_rows = row_parts(st);
     if (w->second)
-        run_pages(w, st, u.unit, task);
+        run_pages(w, st, u.unit, unit);
     else if (u.unit < n_rows)
         run_rows(w, st, u.unit);
     else if (st->scored)
         run_scores(w, st, u.unit - n_rows);
     else
-        run_pages(w, st, u.unit - n_rows, task);
+        run_pages(w, st, u.unit - n_rows, unit);
+}
+
+/* n of an item's units are done. */
+static void finish_units(const struct decode_wave *w, struct decode_state *st, int n)
+{
     /* acq_rel: the last one sees what all others wrote. */
-    if (atomic_fetch_sub_explicit(&st->left, 1, memory_order_acq_rel) != 1)
+    if (atomic_fetch_sub_explicit(&st->left, n, memory_order_acq_rel) != n)
         return;
     if (st->scored && !w->second)
         choose_pages(w->p, st);
     else
         state_merge(st, w->p->group, w->p->head_dim);
+}
+
+static void decode_task(void *arg, int64_t task, int thread)
+{
+    const struct decode_wave *w = arg;
+    const int64_t first = task * w->per_task, end = first + w->per_task < w->n_units ? first + w->per_task : w->n_units;
+    (void)thread;
+    for (int64_t i = first; i < end;) {
+        const int32_t item = w->units[i].item;
+        int n = 0;
+        for (; i < end && w->units[i].item == item; i++, n++)
+            run_unit(w, i);
+        finish_units(w, &w->states[item], n);
+    }
 }
 
 /* Takes the next 64-byte aligned piece. With a NULL base only the size is counted. */
@@ -382,8 +413,10 @@ static void wave_run(struct stream *s, struct decode_wave *w, int n_items, bool 
         if (n == 0 && !second) /* nothing to attend */
             state_merge(st, w->p->group, w->p->head_dim);
     }
+    const int64_t per_task = w->n_units / (w->n_threads * TASKS_A_THREAD);
+    w->per_task = per_task > 1 ? per_task : 1;
     if (w->n_units > 0)
-        cpu_run(s, w->n_units, decode_task, w);
+        cpu_run(s, (w->n_units + w->per_task - 1) / w->per_task, decode_task, w);
 }
 
 /* There is no page cache here: what has an id is missed. */
