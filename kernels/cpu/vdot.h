@@ -101,13 +101,10 @@ SPECIALIZE void vdot_four(__m256i hi[VDOT_HEADS], __m256i lo[VDOT_HEADS], __m256
     }
 }
 
-/* 8 channels. */
-SPECIALIZE void vdot_eight(const uint8_t *const *values, int n, int d, int c, const struct vdot_weights *w, const int heads, int32_t *ret_total)
+/* 8 channels. The totals stay in memory: with four heads the sums of two pages take the registers. */
+SPECIALIZE void vdot_eight(const uint8_t *const *values, int n, int d, int c, const struct vdot_weights *w, const int heads, int32_t *total)
 {
     const __m256i nibble = _mm256_set1_epi8(15);
-    __m256i total[VDOT_HEADS];
-    UNROLL for (int h = 0; h < heads; h++)
-        total[h] = _mm256_setzero_si256();
     for (int first = 0; first < n; first += 2) {
         __m256i hi[VDOT_HEADS], lo[VDOT_HEADS];
         UNROLL for (int h = 0; h < heads; h++)
@@ -122,16 +119,16 @@ SPECIALIZE void vdot_eight(const uint8_t *const *values, int n, int d, int c, co
             }
         }
         UNROLL for (int h = 0; h < heads; h++) {
-            total[h] = _mm256_add_epi32(total[h], _mm256_madd_epi16(hi[h], _mm256_set1_epi16(256)));
-            total[h] = _mm256_add_epi32(total[h], _mm256_madd_epi16(lo[h], _mm256_set1_epi16(1)));
+            int32_t *to = total + 2 * h * LANES + c;
+            __m256i high = _mm256_madd_epi16(hi[h], _mm256_set1_epi16(256)), low = _mm256_madd_epi16(lo[h], _mm256_set1_epi16(1));
+            _mm256_storeu_si256((void *)to, _mm256_add_epi32(_mm256_loadu_si256((const void *)to), _mm256_add_epi32(high, low)));
         }
     }
-    UNROLL for (int h = 0; h < heads; h++)
-        _mm256_storeu_si256((void *)(ret_total + 2 * h * LANES + c), total[h]);
 }
 
 SPECIALIZE void vdot_group(const uint8_t *const *values, int n, int d, const struct vdot_weights *w, const int heads, int32_t *ret_total)
 {
+    memset(ret_total, 0, sizeof *ret_total * (size_t)heads * 2 * LANES);
     for (int c = 0; c < VALUE_GROUP; c += 8)
         vdot_eight(values, n, d, c, w, heads, ret_total);
 }
