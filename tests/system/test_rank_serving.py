@@ -1,6 +1,6 @@
 """A worker of two ranks behind a real router, with the real model: the texts of a worker of one, and streams that outlive a rank."""
-import os, re, signal, threading
-from processes import DOCUMENT, Stack, await_true
+import json, os, re, signal, subprocess, threading
+from processes import BUILD, DOCUMENT, MODEL, Stack, await_true
 from serve_process import Serve
 
 with open(DOCUMENT) as f:
@@ -77,6 +77,9 @@ def test_two_ranks_say_what_one_says_and_their_streams_outlive_them():
         next(events)
         events.close()
         await_true('the cancelled request to end', lambda: s.router.metric('worker_requests_inflight') == 0)
+        plan = json.loads(subprocess.check_output([os.path.join(BUILD, 'bin', 'tidepool-plan'), '--model', MODEL, '--tp', '2', '--threads', '1', '--json']))
+        memory = group.memory()
+        assert memory['weights'] == plan['weights']['device_bytes'] and memory['workspace'] == plan['layer-major']['workspace_bytes'], (memory, plan)
         again = s.start_worker('plain')
         await_true('two workers', lambda: s.router.request('GET', '/live')[2]['workers_ready'] == 2)
         struck = []

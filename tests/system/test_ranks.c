@@ -336,7 +336,7 @@ static void expect_refused(const char *option, const char *value, const char *te
     cr_expect(strstr(leader->log, text), "no \"%s\" in %s", text, leader->log);
     cr_expect_eq(child_wait(second, WAIT_MS), 2);
     cr_expect(strstr(second->log, text), "no \"%s\" in %s", text, second->log);
-    cr_expect_gt(child_wait(first, WAIT_MS), 0);
+    /* The first one may still be looking for a leader. */
     for (int i = 0; i < N_CHILDREN; i++)
         child_end(&children[i]);
 }

@@ -87,6 +87,21 @@ Test(plan_report, test_llama_8b_at_131072)
     cr_expect(report.longest[PLAN_CHUNK] < 80000 && report.longest[PLAN_ONE_SHOT] < report.longest[PLAN_CHUNK]);
 }
 
+/* A rank's K, V, heads and MLP are its share, hidden states and logits are whole. */
+Test(plan_report, test_a_rank_of_two)
+{
+    struct plan_options options;
+    static struct plan_report one, rank;
+    make_ok("--model llama-3.1-8b --context 131072 --max-new 0 --budget 4096 --threads 2 --max-running 1", &options, &one);
+    make_ok("--model llama-3.1-8b --context 131072 --max-new 0 --budget 4096 --threads 2 --max-running 1 --tp 2", &options, &rank);
+    const struct memory_plan *a = &one.orders[PLAN_LAYER], *b = &rank.orders[PLAN_LAYER];
+    cr_expect(rank.whole.n_heads == 32 && rank.model.n_heads == 16 && rank.model.n_kv_heads == 4 && rank.model.ffn_dim == 7168);
+    cr_expect(2 * b->peak[MEM_ACTIVE_KV] == a->peak[MEM_ACTIVE_KV] && 2 * b->peak[MEM_FAST] == a->peak[MEM_FAST]);
+    cr_expect(b->peak[MEM_BRIDGE] == a->peak[MEM_BRIDGE]);
+    cr_expect(2 * b->block_bytes[0] == a->block_bytes[0]);
+    cr_expect(rank.weights < one.weights && 2 * rank.weights > one.weights); /* the embedding is whole on every rank */
+}
+
 Test(plan_report, test_wrong_use_is_refused_with_the_option)
 {
     expect_refused("--model no-such-model", "Qwen2.5-32B");
@@ -95,6 +110,8 @@ Test(plan_report, test_wrong_use_is_refused_with_the_option)
     expect_refused("--model SmolLM2-135M --selector nobody", "--selector nobody");
     expect_refused("--model SmolLM2-135M --weights q4_k", "--weights q4_k");
     expect_refused("--model SmolLM2-135M --chunk 0", "chunk");
+    expect_refused("--model Llama-3.1-8B --tp 33", "--tp 33: 32 heads");
+    expect_refused("--model Llama-3.1-8B --tp 65", "tp");
     expect_refused("--model /dev/null", "/dev/null");
 }
 
