@@ -54,9 +54,9 @@ int cublas_error(cublasStatus_t status)
 /* ---- waiting ---- */
 
 /* With a communicator nobody blocks in the driver before what it may wait for has been looked at (nccl_collective.h). */
-static int wait_stream(const struct stream *s)
+int device_wait_stream(const struct device *device, cudaStream_t stream)
 {
-    return s->device->collective ? nccl_wait_stream(s->device->collective, s->cuda) : cuda_error(cudaStreamSynchronize(s->cuda));
+    return device->collective ? nccl_wait_stream(device->collective, stream) : cuda_error(cudaStreamSynchronize(stream));
 }
 
 static void wait_device(const struct device *device)
@@ -273,7 +273,7 @@ static void stream_free(struct stream *s)
     if (!s)
         return;
     if (s->cuda) {
-        wait_stream(s);
+        device_wait_stream(s->device, s->cuda);
         if (s->device->collective)
             nccl_forget_stream(s->device->collective, s);
         cudaStreamDestroy(s->cuda);
@@ -330,7 +330,7 @@ static int copy_stream_create(struct device *device, struct stream **ret_stream)
 
 int stream_wait_idle(struct stream *s)
 {
-    return wait_stream(s);
+    return device_wait_stream(s->device, s->cuda);
 }
 
 static int stream_sync(struct stream *s)
@@ -459,10 +459,11 @@ static int stream_wait(struct stream *stream, struct device_event *event)
 
 static int event_query(struct device_event *event)
 {
+    struct collective *collective = event->device->collective;
     const cudaError_t error = cudaEventQuery(event->cuda);
     if (error == cudaErrorNotReady) {
         cudaGetLastError();
-        return 0;
+        return collective ? nccl_collective_ops()->status(collective) : 0; /* whoever asks again and again must hear of a broken group */
     }
     return error == cudaSuccess ? 1 : cuda_error(error);
 }
@@ -496,7 +497,7 @@ static bool is_pageable(const void *memory)
 /* A copy must not cross from one registered piece into the next. To pageable memory the driver blocks until the stream has come to it. */
 static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
 {
-    int r = stream->device->collective && is_pageable(dst) ? wait_stream(stream) : 0;
+    int r = stream->device->collective && is_pageable(dst) ? device_wait_stream(stream->device, stream->cuda) : 0;
     for (size_t at = 0, n; r == 0 && at < bytes; at += n) {
         const size_t to = registered_left(stream->device, (uint8_t *)dst + at), from = registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
         n = bytes - at < most ? bytes - at : most;

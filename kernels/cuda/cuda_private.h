@@ -60,6 +60,8 @@ int stream_args(struct stream *s, const void *src, size_t bytes, const void **re
 int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device);
 /* Waits for everything submitted. */
 int stream_wait_idle(struct stream *s);
+/* The same for a CUDA stream that is none of the project's. Every wait of the host goes through these two, for a collective whose peer is gone never ends by itself (nccl_collective.h). */
+int device_wait_stream(const struct device *device, cudaStream_t stream);
 
 /* Scratch for one op, CUDA_TEMP_ALIGN aligned (the stream's own may lose as much to it): one piece at a time. stream_temp_end when all work on it has been submitted. */
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory);

@@ -300,7 +300,7 @@ extern "C" void cuda_page_cache_close(struct device_page_cache *c)
     if (!c)
         return;
     if (c->gather) {
-        cudaStreamSynchronize(c->gather);
+        device_wait_stream(c->stream->device, c->gather);
         cudaStreamDestroy(c->gather);
     }
     if (c->chosen)
@@ -351,7 +351,7 @@ extern "C" int cuda_page_cache_open(struct stream *s, const struct device_page_c
 static int state_read(struct device_page_cache *c)
 {
     const int r = cuda_error(cudaMemcpyAsync(c->host, c->args.state, sizeof *c->host, cudaMemcpyDeviceToHost, c->gather));
-    return r == 0 ? cuda_error(cudaStreamSynchronize(c->gather)) : r;
+    return r == 0 ? device_wait_stream(c->stream->device, c->gather) : r;
 }
 
 extern "C" int cuda_page_cache_resize(struct device_page_cache *c, void *const *extents, int n_extents)
@@ -373,7 +373,7 @@ extern "C" int cuda_page_cache_resize(struct device_page_cache *c, void *const *
     if (r == 0)
         r = cuda_error(cudaMemcpyAsync(c->args.state, c->host, sizeof *c->host, cudaMemcpyHostToDevice, c->gather));
     if (r == 0)
-        r = cuda_error(cudaStreamSynchronize(c->gather));
+        r = device_wait_stream(c->stream->device, c->gather);
     if (r < 0)
         return r;
     c->n_extents = (uint32_t)n_extents;
