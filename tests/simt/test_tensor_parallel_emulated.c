@@ -26,8 +26,8 @@ static const struct kernel_backend *gpu(void)
 static void expect_like_one(const struct rank_model *model, struct rank_run run, int n_ranks)
 {
     struct rank_answer one, several;
-    char path[64];
-    snprintf(path, sizeof(path), "/tmp/tidepool-ranks-emulated-%d.gguf", (int)getpid());
+    char path[] = "/tmp/tidepool-ranks-XXXXXX";
+    close(mkstemp(path));
     rank_model_write(model, path);
     run.path = path;
     run.n_ranks = 1;

@@ -261,7 +261,7 @@ Test(ranks, test_killed_leader_takes_its_followers_along)
 Test(ranks, test_follower_that_hangs_ends_the_group)
 {
     pid_t pid;
-    struct driver_worker *w = worker_start(0, "2", "--tp-timeout", "1");
+    struct driver_worker *w = worker_start(0, "2", "--tp-timeout", "3");
     int ended = follower_open(0, 1, &pid);
 
     ask(w, 1, &(struct ask){.n_prompt = 40, .max_tokens = LONG, .prompt_seed = 1});
@@ -288,7 +288,7 @@ Test(ranks, test_idle_group_notices_a_rank_that_is_gone)
 
 static struct child *follower_start(int i, const char *rank, const char *option, const char *value)
 {
-    const char *more[] = {"--tp-rank", rank, "--tp-leader", leader_socket, "--tp-timeout", "5", option, value, NULL};
+    const char *more[] = {"--tp-rank", rank, "--tp-leader", leader_socket, "--tp-timeout", "20", option, value, NULL};
 
     return process_start(i, "3", more);
 }
@@ -320,18 +320,22 @@ Test(ranks, test_followers_by_hand_join_and_drain)
 
 Test(ranks, test_follower_that_never_comes_is_missed_by_name)
 {
-    struct child *leader = leader_start(0, "1"), *first = follower_start(1, "1", NULL, NULL);
+    struct child *first = follower_start(1, "1", NULL, NULL);
 
+    cr_assert(child_wait_line(first, "event=device_opened", WAIT_MS));
+    struct child *leader = leader_start(0, "2");
     cr_expect_eq(child_wait(leader, WAIT_MS), 1);
-    cr_expect(strstr(leader->log, "rank 2 has not joined within 1 s"), "%s", leader->log);
+    cr_expect(strstr(leader->log, "rank 2 has not joined within 2 s"), "%s", leader->log);
     cr_expect_eq(child_wait(first, WAIT_MS), 1);
     cr_expect(access(leader_socket, F_OK) < 0);
 }
 
 static void expect_refused(const char *option, const char *value, const char *text)
 {
-    struct child *leader = leader_start(0, "20"), *first = follower_start(1, "1", NULL, NULL), *second = follower_start(2, "2", option, value);
+    struct child *first = follower_start(1, "1", NULL, NULL), *second = follower_start(2, "2", option, value);
 
+    cr_assert(child_wait_line(first, "event=device_opened", WAIT_MS) && child_wait_line(second, "event=device_opened", WAIT_MS));
+    struct child *leader = leader_start(0, "20");
     cr_expect_eq(child_wait(leader, WAIT_MS), 2);
     cr_expect(strstr(leader->log, text), "no \"%s\" in %s", text, leader->log);
     cr_expect_eq(child_wait(second, WAIT_MS), 2);

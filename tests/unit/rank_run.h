@@ -1,6 +1,7 @@
 /* One answer by the ranks of a tensor-parallel group, each a process of its own, on any backend. Failures are Criterion assertions of the caller. */
 #pragma once
 #include "kernels/backend.h"
+#include "proto/block_key.h"
 #include "worker/cache/engine.h"
 
 struct rank_run {
@@ -17,6 +18,7 @@ struct rank_answer {
     int32_t *tokens;             /* [n_decode + 1] */
     float *logits;               /* [n_decode + 1, n_vocab] */
     int n_vocab;
+    uint8_t fingerprint[FINGERPRINT_BYTES]; /* of rank 0's blocks */
     void *memory;
     size_t bytes;
 };

@@ -5,7 +5,9 @@
 #include "worker/model/model_shard.h"
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,7 +20,8 @@ static void setup(void)
 {
     for (int i = 0; i < N_PROMPT; i++)
         prompt[i] = i * i % 97 * 31 % VOCAB;
-    snprintf(path, sizeof(path), "/tmp/tidepool-ranks-%d.gguf", (int)getpid());
+    strcpy(path, "/tmp/tidepool-ranks-XXXXXX");
+    close(mkstemp(path));
 }
 static void teardown(void)
 {
@@ -48,9 +51,14 @@ static void expect_like_one(const struct rank_model *model, struct engine_config
     struct rank_answer one, several;
     rank_model_write(model, path);
     rank_run(&run, &one);
+    bool varies = false;
+    for (int i = 1; i <= N_DECODE; i++)
+        varies |= one.tokens[i] != one.tokens[0];
+    cr_assert(varies, "an answer of one token says nothing");
     for (int i = 0; i < n; i++) {
         run.n_ranks = n_ranks[i];
         rank_run(&run, &several);
+        cr_expect(memcmp(one.fingerprint, several.fingerprint, FINGERPRINT_BYTES) != 0);
         const double divergence = rank_answers_compare(&one, &several, N_DECODE);
         cr_expect(divergence < 1e-6, "%d ranks diverge by %g", run.n_ranks, divergence);
         rank_answer_free(&several);
@@ -91,6 +99,34 @@ Test(tensor_parallel, test_more_ranks_than_kv_heads)
     all.selector = &selector_streaming;
     all.fetch = INT32_MAX;
     expect_like_one(&model, all, (const int[]){3, 4}, 2);
+}
+
+/* ---- every type and both file formats ---- */
+
+/* The models of tests/system/make_tiny_models.py: 263 rows of the vocabulary, rows of 256, biases of q, k, v and o, one KV head for both ranks. */
+Test(tensor_parallel, test_tiny_models_of_every_kind)
+{
+    static const char *const names[] = {"type_f16.gguf", "type_q8_0.gguf", "type_q4_0.gguf", "type_q4_1.gguf", "type_q5_0.gguf", "type_q4_k.gguf", "type_q5_k.gguf", "type_q6_k.gguf",
+                                        "llama_bias.gguf", "llama_bias", "llama", "mistral", "qwen2"};
+    char file[PATH_MAX];
+    struct rank_run run = {.path = file, .backend = cpu_backend(), .config = config(), .prompt = prompt, .n_prompt = 140, .n_decode = 6};
+    run.config.max_context = 200;
+    run.config.selector = &selector_streaming;
+    run.config.fetch = INT32_MAX;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct rank_answer one, two;
+        snprintf(file, sizeof(file), "%s/%s", TIDEPOOL_TINY_MODELS, names[i]);
+        if (access(file, R_OK) < 0)
+            cr_skip_test("skipped: %s is not there (its maker needs Python with numpy)", names[i]);
+        run.n_ranks = 1;
+        rank_run(&run, &one);
+        run.n_ranks = 2;
+        rank_run(&run, &two);
+        const double divergence = rank_answers_compare(&one, &two, run.n_decode);
+        cr_expect(divergence < 1e-5, "%s: 2 ranks diverge by %g", names[i], divergence);
+        rank_answer_free(&one);
+        rank_answer_free(&two);
+    }
 }
 
 /* ---- how a model is split ---- */

@@ -287,7 +287,7 @@ static int await_guests(struct rank_group *g, uint64_t end_us, struct error *err
 static int start_watch(struct rank_group *g)
 {
     int fds[COLLECTIVE_MAX_RANKS];
-    const struct rank_watch_config config = {.fds = fds, .n = g->n_peers, .grace_us = GROUP_GRACE_US};
+    const struct rank_watch_config config = {.fds = fds, .n = g->n_peers}; /* a model that is being loaded is loaded to the end, so that a follower's failure can be told */
     for (int i = 0; i < g->n_peers; i++)
         fds[i] = g->peers[i].link.fd;
     const int rc = rank_watch_create(&config, &g->watch);
@@ -356,6 +356,7 @@ int rank_group_load(struct rank_group *g, const struct rank_identity *identity, 
     for (int rank = 1; rc >= 0 && rank <= g->n_peers; rank++)
         if (rank_link_send(&g->peers[rank - 1].link, GROUP_START, &start.base, g->config.timeout_us) < 0)
             rc = peer_gone(&g->peers[rank - 1], rank, err);
+    rank_watch_limit(g->watch, GROUP_GRACE_US);
     return rc;
 }
 

@@ -13,13 +13,15 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+enum { LOOK_MS = 100 };
+
 struct rank_watch {
     pthread_t thread;
     struct pollfd *fds;        /* [n + 1], the thread's; the last one is stop_fd */
     int n;
     int gone_fd, stop_fd;
-    uint64_t grace_us;
-    _Atomic int gone;          /* relaxed: what it says is told by gone_fd */
+    _Atomic uint64_t grace_us; /* relaxed, as the next: a late look is as good */
+    _Atomic int gone;          /* what it says is told by gone_fd */
     pthread_mutex_t mutex;     /* guards the three below, and nothing is waited for under it */
     const struct collective_ops *ops;
     struct collective *collective;
@@ -53,16 +55,20 @@ void rank_watch_collective(struct rank_watch *w, const struct collective_ops *op
     pthread_mutex_unlock(&w->mutex);
 }
 
+static uint64_t grace_us(struct rank_watch *w)
+{
+    return atomic_load_explicit(&w->grace_us, memory_order_relaxed);
+}
+
 /* Whoever does not end now hangs in something that the communicator's end does not reach. */
 static void end_process_after_grace(struct rank_watch *w)
 {
     struct pollfd stop = {.fd = w->stop_fd, .events = POLLIN};
-    const uint64_t end_us = clock_now_us() + w->grace_us;
-    uint64_t now_us;
-    while ((now_us = clock_now_us()) < end_us)
-        if (poll(&stop, 1, (int)((end_us - now_us) / 1000) + 1) > 0)
+    const uint64_t start_us = clock_now_us();
+    while (!grace_us(w) || clock_now_us() < start_us + grace_us(w))
+        if (poll(&stop, 1, LOOK_MS) > 0)
             return;
-    LOG_ERROR("rank_hangs", LOG_INT("grace_ms", w->grace_us / 1000), LOG_STR("note", "a rank of the group is gone and this one does not end by itself"));
+    LOG_ERROR("rank_hangs", LOG_INT("grace_ms", grace_us(w) / 1000), LOG_STR("note", "a rank of the group is gone and this one does not end by itself"));
     _exit(1);
 }
 
@@ -114,7 +120,7 @@ int rank_watch_create(const struct rank_watch_config *config, struct rank_watch 
         return -ENOMEM;
     pthread_mutex_init(&w->mutex, NULL);
     w->n = config->n;
-    w->grace_us = config->grace_us;
+    atomic_init(&w->grace_us, config->grace_us);
     atomic_init(&w->gone, -1);
     w->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -142,6 +148,11 @@ void rank_watch_free(struct rank_watch *w)
     signal_fd(w->stop_fd);
     pthread_join(w->thread, NULL);
     watch_destroy(w);
+}
+
+void rank_watch_limit(struct rank_watch *w, uint64_t grace)
+{
+    atomic_store_explicit(&w->grace_us, grace, memory_order_relaxed);
 }
 
 int rank_watch_fd(const struct rank_watch *w)

@@ -10,7 +10,7 @@ struct collective_ops;
 struct rank_watch_config {
     const int *fds;    /* [n] sockets, read by their owner; not closed before rank_watch_free */
     int n;
-    uint64_t grace_us;
+    uint64_t grace_us; /* 0: as long as it likes, until rank_watch_limit */
 };
 
 /* -ENOMEM, or the errno of a system call. */
@@ -23,5 +23,7 @@ int rank_watch_fd(const struct rank_watch *watch);
 int rank_watch_gone(const struct rank_watch *watch);
 /* What it breaks; NULL before the communicator is closed. Broken at once if a peer is gone already. */
 void rank_watch_collective(struct rank_watch *watch, const struct collective_ops *ops, struct collective *collective);
+/* From now on a process that does not end by itself is ended. */
+void rank_watch_limit(struct rank_watch *watch, uint64_t grace_us);
 /* The owner has found out itself that the group is at its end. */
 void rank_watch_trip(struct rank_watch *watch);

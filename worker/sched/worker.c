@@ -224,6 +224,7 @@ static int open_engine(struct worker *w, struct error *err)
         .peers = worker_ranks_peers(w),
     };
     struct device_properties properties;
+    char ranks[32] = "";
     int rc;
 
     if (!config.selector)
@@ -239,8 +240,10 @@ static int open_engine(struct worker *w, struct error *err)
     w->dev->properties(w->device, &properties);
     if (config.bridge == BRIDGE_HOST && properties.host_memory)
         LOG_WARN("bridge_on_device", LOG_STR("device", properties.name), LOG_STR("note", "the memory of this device is the host's: --bridge host changes nothing"));
-    snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d by %s, chunk %d", properties.name,
-             kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, o->scorer, config.chunk);
+    if (o->tp > 1)
+        snprintf(ranks, sizeof ranks, ", rank %d of %d", (int)o->tp_rank, (int)o->tp);
+    snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d by %s, chunk %d%s", properties.name,
+             kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, o->scorer, config.chunk, ranks);
     log_retrieval(w, &config);
     return 0;
 }
