@@ -363,6 +363,17 @@ Test(ranks, test_follower_with_other_settings_is_refused)
     expect_refused("--budget", "64", "rank 2 was started with budget=64, the leader with budget=256");
 }
 
+/* Nobody is started for it. */
+Test(ranks, test_model_with_too_few_heads_is_refused)
+{
+    const char *more[] = {"--router", endpoint, NULL};
+    struct child *c = process_start(0, "5", more);
+
+    cr_expect_eq(child_wait(c, WAIT_MS), 2);
+    cr_expect(strstr(c->log, "--tp 5: 4 heads in 2 KV heads"), "%s", c->log);
+    cr_expect(!strstr(c->log, "event=rank_started"), "%s", c->log);
+}
+
 Test(ranks, test_options_that_make_no_group)
 {
     static const char *const cases[][7] = {

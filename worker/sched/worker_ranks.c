@@ -32,6 +32,18 @@ static int check_options(const struct worker_options *o, struct error *err)
     return 0;
 }
 
+/* Before anybody is started: a model that cannot be split so often is refused by the one who was asked. */
+static int check_split(const struct worker_options *o, struct error *err)
+{
+    struct model_config whole, part;
+    struct error reason = {""};
+    int rc = model_config_load(o->model, &whole, err);
+    if (rc < 0)
+        return rc;
+    rc = model_shard_split(&whole, 0, (int)o->tp, 1, &part, &reason);
+    return rc < 0 ? error_set(err, rc, "--tp %lld: %.400s", (long long)o->tp, reason.text) : 0;
+}
+
 /* What decides what is computed, and so has to be the same on every rank. */
 static const char *const common[] = {"kv-format", "selector",      "budget",      "recent",  "fetch",           "fetch-unit", "scorer", "chunk",
                                      "prefill",   "prefill-order", "max-running", "context", "reuse-generated", NULL};
@@ -130,6 +142,9 @@ int worker_ranks_start(struct worker *w, struct error *err)
         return rc;
     rc = make_settings(w, err);
     if (rc < 0 || o->tp_rank > 0)
+        return rc;
+    rc = check_split(o, err);
+    if (rc < 0)
         return rc;
     rc = rank_group_create(&config, &w->group, err);
     if (rc < 0)
