@@ -105,29 +105,59 @@ static int read_row(struct rank *r, const struct sequence *seq, int row, struct 
     return 0;
 }
 
-static int answer_prompt(struct rank *r, struct rank_answer *answer)
+static int n_sequences(const struct rank_run *run)
+{
+    return run->n_sequences ? run->n_sequences : 1;
+}
+
+/* The first prompt is judged where there are several: what one request needs is what was planned then. */
+static int prefill(struct rank *r, int i, struct sequence **ret_seq)
 {
     const struct rank_run *run = r->run;
-    const struct sequence_request request = {.prompt = run->prompt, .n_prompt = run->n_prompt, .max_new = run->n_decode};
-    struct sequence *seq;
+    const struct sequence_request request = {
+        .prompt = run->prompt, .n_prompt = run->n_prompt - RANK_RUN_SHORTER * i, .max_new = run->n_decode, .prompt_logprobs = i == 0 && run->n_sequences > 1};
     int result;
+    TRY(sequence_create(r->engine, &request, ret_seq, &r->err) >= 0, "%s", r->err.text);
+    while ((result = sequence_prefill_step(*ret_seq)) > 0)
+        ;
+    TRY(result == 0, "prefill gives %d", result);
+    return 0;
+}
+
+static int decode(struct rank *r, struct sequence **seqs, int n, struct rank_answer *answer)
+{
+    const int rows = r->run->n_decode + 1;
+    for (int step = 0; step < r->run->n_decode; step++) {
+        int32_t next[RANK_RUN_SEQUENCES];
+        for (int i = 0; i < n; i++)
+            next[i] = answer->tokens[i * rows + step];
+        const int result = engine_decode(r->engine, seqs, next, n);
+        TRY(result >= 0, "step %d gives %d", step, result);
+        for (int i = 0; i < n; i++)
+            if (read_row(r, seqs[i], i * rows + step + 1, answer) < 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int answer_prompts(struct rank *r, struct rank_answer *answer)
+{
+    const struct rank_run *run = r->run;
+    struct sequence *seqs[RANK_RUN_SEQUENCES];
+    const int n = n_sequences(run);
     run->backend->device->reset_peaks(r->device);
     TRY(engine_create(&run->config, r->model, NULL, &r->engine, &r->err) >= 0, "%s", r->err.text);
     engine_fingerprint(r->engine, r->fingerprint);
-    TRY(sequence_create(r->engine, &request, &seq, &r->err) >= 0, "%s", r->err.text);
-    while ((result = sequence_prefill_step(seq)) > 0)
-        ;
-    TRY(result == 0, "prefill gives %d", result);
-    if (read_row(r, seq, 0, answer) < 0)
-        return -1;
-    for (int i = 0; i < run->n_decode; i++) {
-        result = engine_decode(r->engine, &seq, &answer->tokens[i], 1);
-        TRY(result >= 0, "step %d gives %d", i, result);
-        if (read_row(r, seq, i + 1, answer) < 0)
+    for (int i = 0; i < n; i++)
+        if (prefill(r, i, &seqs[i]) < 0 || read_row(r, seqs[i], i * (run->n_decode + 1), answer) < 0)
             return -1;
-    }
-    result = check_memory(r);
-    sequence_free(seq);
+    if (answer->n_logprobs)
+        memcpy(answer->logprobs, sequence_prompt_logprobs(seqs[0]), (size_t)answer->n_logprobs * sizeof(float));
+    int result = decode(r, seqs, n, answer);
+    if (result == 0 && n == 1)
+        result = check_memory(r);
+    for (int i = 0; i < n; i++)
+        sequence_free(seqs[i]);
     engine_free(r->engine);
     return result;
 }
@@ -143,16 +173,26 @@ static int close_all(struct rank *r)
     return 0;
 }
 
-static struct rank_answer answer_at(char *memory, size_t bytes, int rank, int n_rows, int n_vocab)
+/* One rank's answer in shared memory, in whole cache lines. */
+static size_t answer_bytes(const struct rank_answer *shape)
 {
-    char *at = memory + bytes * (size_t)rank;
-    return (struct rank_answer){.tokens = (int32_t *)at, .logits = (float *)(at + 64 * ((size_t)n_rows / 16 + 1)), .n_vocab = n_vocab};
+    const size_t n = (size_t)shape->n_rows * sizeof(int32_t) + ((size_t)shape->n_rows * (size_t)shape->n_vocab + (size_t)shape->n_logprobs) * sizeof(float);
+    return (n + 63) / 64 * 64;
+}
+
+static struct rank_answer answer_at(char *memory, const struct rank_answer *shape, int rank)
+{
+    struct rank_answer answer = *shape;
+    answer.tokens = (int32_t *)(memory + answer_bytes(shape) * (size_t)rank);
+    answer.logits = (float *)(answer.tokens + shape->n_rows);
+    answer.logprobs = answer.logits + (size_t)shape->n_rows * (size_t)shape->n_vocab;
+    return answer;
 }
 
 static int run_rank(const struct rank_run *run, int rank, const uint8_t *id, struct rank_answer answer, uint8_t *fingerprint)
 {
     struct rank r = {.run = run, .rank = rank, .id = id, .fingerprint = fingerprint};
-    return open_model(&r) < 0 || join_group(&r) < 0 || answer_prompt(&r, &answer) < 0 ? -1 : close_all(&r);
+    return open_model(&r) < 0 || join_group(&r) < 0 || answer_prompts(&r, &answer) < 0 ? -1 : close_all(&r);
 }
 
 static void wait_for(pid_t child, int rank)
@@ -169,10 +209,10 @@ void rank_run(const struct rank_run *run, struct rank_answer *ret_answer)
     struct error err = {0};
     uint8_t id[COLLECTIVE_ID_BYTES] = {0};
     pid_t ranks[MOST_RANKS];
-    const int n_rows = run->n_decode + 1;
-    cr_assert_leq(run->n_ranks, MOST_RANKS);
+    cr_assert(run->n_ranks <= MOST_RANKS && run->n_sequences <= RANK_RUN_SEQUENCES);
     cr_assert_eq(model_config_load(run->path, &config, &err), 0, "%s", err.text);
-    const size_t bytes = 64 * ((size_t)n_rows / 16 + 1) + (size_t)n_rows * (size_t)config.n_vocab * sizeof(float) / 64 * 64 + 64, all = (bytes + FINGERPRINT_BYTES) * (size_t)run->n_ranks;
+    const struct rank_answer shape = {.n_rows = n_sequences(run) * (run->n_decode + 1), .n_vocab = config.n_vocab, .n_logprobs = run->n_sequences > 1 ? run->n_prompt - 1 : 0};
+    const size_t bytes = answer_bytes(&shape), all = (bytes + FINGERPRINT_BYTES) * (size_t)run->n_ranks;
     char *memory = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert(memory != MAP_FAILED);
     uint8_t *const fingerprints = (uint8_t *)memory + bytes * (size_t)run->n_ranks;
@@ -180,14 +220,14 @@ void rank_run(const struct rank_run *run, struct rank_answer *ret_answer)
         cr_assert_eq(run->backend->collective->make_id(run->n_ranks, id, &err), 0, "%s", err.text);
     for (int rank = 0; rank < run->n_ranks; rank++)
         if ((ranks[rank] = fork()) == 0)
-            _exit(run_rank(run, rank, id, answer_at(memory, bytes, rank, n_rows, config.n_vocab), fingerprints + FINGERPRINT_BYTES * rank) == 0 ? 0 : 1);
+            _exit(run_rank(run, rank, id, answer_at(memory, &shape, rank), fingerprints + FINGERPRINT_BYTES * rank) == 0 ? 0 : 1);
     for (int rank = 0; rank < run->n_ranks; rank++)
         wait_for(ranks[rank], rank);
     for (int rank = 1; rank < run->n_ranks; rank++)
         cr_assert(memcmp(memory, memory + bytes * (size_t)rank, bytes) == 0, "rank %d has other bits than rank 0", rank);
     for (int rank = 1; rank < run->n_ranks; rank++)
         cr_assert(memcmp(fingerprints + FINGERPRINT_BYTES * (rank - 1), fingerprints + FINGERPRINT_BYTES * rank, FINGERPRINT_BYTES) != 0, "ranks %d and %d share their blocks", rank - 1, rank);
-    *ret_answer = answer_at(memory, bytes, 0, n_rows, config.n_vocab);
+    *ret_answer = answer_at(memory, &shape, 0);
     ret_answer->memory = memory;
     ret_answer->bytes = all;
     memcpy(ret_answer->fingerprint, fingerprints, FINGERPRINT_BYTES);
@@ -215,13 +255,15 @@ static double row_divergence(const float *p, const float *q, int n)
     return kl;
 }
 
-double rank_answers_compare(const struct rank_answer *want, const struct rank_answer *got, int n_decode)
+double rank_answers_compare(const struct rank_answer *want, const struct rank_answer *got, double logprob_tolerance)
 {
     double most = 0;
-    for (int i = 0; i <= n_decode; i++) {
+    for (int i = 0; i < want->n_rows; i++) {
         const size_t at = (size_t)i * (size_t)want->n_vocab;
-        cr_assert_eq(want->tokens[i], got->tokens[i], "token %d is %d, with one rank %d", i, got->tokens[i], want->tokens[i]);
+        cr_assert_eq(want->tokens[i], got->tokens[i], "row %d draws %d, with one rank %d", i, got->tokens[i], want->tokens[i]);
         most = fmax(most, row_divergence(want->logits + at, got->logits + at, want->n_vocab));
     }
+    for (int i = 0; i < want->n_logprobs; i++)
+        cr_assert_lt(fabs((double)want->logprobs[i] - (double)got->logprobs[i]), logprob_tolerance, "log-probability %d is %g, with one rank %g", i, (double)got->logprobs[i], (double)want->logprobs[i]);
     return most;
 }
