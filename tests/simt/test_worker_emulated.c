@@ -36,19 +36,35 @@ static void teardown(void)
 }
 TestSuite(worker_emulated, .init = setup, .fini = teardown, .timeout = 250);
 
-static struct driver_worker *worker_start(int i)
+/* `more`: further options with their values. */
+static void process_start(int i, const char *const *more)
 {
     char name[16];
-    const char *argv[] = {program_path("../tests/plugin/tidepool-worker"), "--device", "cuda", "--model", model, "--router", endpoint, "--store", store_socket,
-                          "--context", "2048", "--chunk", "128", "--name", name, NULL};
+    const char *argv[32] = {program_path("../tests/plugin/tidepool-worker"), "--device", "cuda", "--model", model, "--store", store_socket,
+                            "--context", "2048", "--chunk", "128", "--name", name};
+    int n = 13;
     snprintf(name, sizeof name, "w%d", i);
+    while (*more && n < 31)
+        argv[n++] = *more++;
     child_start(&workers[i], argv, 0);
+}
+
+static struct driver_worker *worker_await(int i)
+{
+    char name[16];
+    snprintf(name, sizeof name, "w%d", i);
     cr_assert(child_wait_line(&workers[i], "device=\"cuda emulated", WAIT_MS), "%s", workers[i].log);
     cr_assert(child_wait_line(&workers[i], "event=pool_registered", WAIT_MS), "%s", workers[i].log);
     return driver_worker(&driver, name);
 }
 
-static const struct driver_request *ask(struct driver_worker *w, uint64_t id)
+static struct driver_worker *worker_start(int i)
+{
+    process_start(i, (const char *const[]){"--router", endpoint, NULL});
+    return worker_await(i);
+}
+
+static void send_request(struct driver_worker *w, uint64_t id, uint32_t max_tokens)
 {
     Tidepool__Engine__Sampling sampling = TIDEPOOL__ENGINE__SAMPLING__INIT;
     Tidepool__Engine__Generate g = TIDEPOOL__ENGINE__GENERATE__INIT;
@@ -63,9 +79,14 @@ static const struct driver_request *ask(struct driver_worker *w, uint64_t id)
     g.epoch = driver.epoch;
     g.prompt = prompt;
     g.n_prompt = PROMPT;
-    g.max_tokens = ANSWER;
+    g.max_tokens = max_tokens;
     g.sampling = &sampling;
     driver_send(&driver, w, ENGINE_GENERATE, id, &g.base);
+}
+
+static const struct driver_request *ask(struct driver_worker *w, uint64_t id)
+{
+    send_request(w, id, ANSWER);
     return driver_end(&driver, id);
 }
 
@@ -84,4 +105,27 @@ Test(worker_emulated, answers_from_the_pool_are_the_same)
         kill(workers[i].pid, SIGTERM);
         cr_expect_eq(child_wait(&workers[i], WAIT_MS), 0, "%s", workers[i].log);
     }
+}
+
+/* Two ranks, both on the one GPU there is, over emulated NCCL: the same from the pool, and when one is killed in the middle of a collective the other is not left waiting in it. */
+Test(worker_emulated, two_ranks_answer_from_the_pool_and_end_together)
+{
+    char leader[96];
+    snprintf(leader, sizeof leader, "%s/leader.sock", folder);
+    process_start(0, (const char *const[]){"--router", endpoint, "--tp", "2", "--tp-listen", leader, NULL});
+    process_start(1, (const char *const[]){"--tp", "2", "--tp-rank", "1", "--tp-leader", leader, NULL});
+    struct driver_worker *w = worker_await(0);
+    cr_assert(strstr(workers[0].log, "collectives=nccl"), "%s", workers[0].log);
+    cr_assert(child_wait_line(&workers[1], "event=pool_registered", WAIT_MS), "%s", workers[1].log);
+    const struct driver_request *answers[] = {ask(w, 1), ask(w, 2)};
+    for (int i = 0; i < 2; i++)
+        cr_assert(answers[i]->finished && answers[i]->n_tokens == ANSWER, "answer %d: %s", i, answers[i]->text);
+    cr_expect_eq((int)answers[1]->cached_tokens, 256);
+    cr_expect_eq(memcmp(answers[0]->tokens, answers[1]->tokens, ANSWER * sizeof(uint32_t)), 0);
+    cr_expect_eq(memcmp(answers[0]->logprobs, answers[1]->logprobs, ANSWER * sizeof(float)), 0);
+    send_request(w, 3, 1500);
+    driver_tokens(&driver, 3, 3);
+    kill(workers[1].pid, SIGKILL);
+    cr_expect(driver_end(&driver, 3)->failed);
+    cr_expect_eq(child_wait(&workers[0], WAIT_MS), 1, "%s", workers[0].log);
 }

@@ -111,6 +111,7 @@ struct ask {
     float temperature;
     const uint32_t *generated;
     int n_generated;
+    bool prompt_logprobs;
 };
 
 static void ask(struct driver_worker *w, uint64_t id, const struct ask *a)
@@ -132,6 +133,7 @@ static void ask(struct driver_worker *w, uint64_t id, const struct ask *a)
     g.n_generated = (size_t)a->n_generated;
     g.max_tokens = (uint32_t)a->max_tokens;
     g.sampling = &sampling;
+    g.prompt_logprobs = a->prompt_logprobs;
     driver_send(&driver, w, ENGINE_GENERATE, id, &g.base);
 }
 
@@ -154,7 +156,7 @@ static bool is_idle(struct driver *d, uint64_t arg)
 static const struct ask asks[4] = {
     {.n_prompt = 700, .max_tokens = 40, .prompt_seed = 1},
     {.n_prompt = 40, .max_tokens = 150, .prompt_seed = 2},
-    {.n_prompt = 140, .max_tokens = 20, .prompt_seed = 3, .temperature = 0.7f},
+    {.n_prompt = 140, .max_tokens = 20, .prompt_seed = 3, .temperature = 0.7f, .prompt_logprobs = true},
     {.n_prompt = 300, .max_tokens = 30, .prompt_seed = 4},
 };
 
@@ -187,7 +189,8 @@ static void ranks_answer_like_one(const char *tp, const char *option, const char
         same(&driver.requests[5 + i], 0, &driver.requests[11 + i], asks[i].max_tokens, 0);
         prefixes += driver.requests[5 + i].cached_tokens == 0 && driver.requests[11 + i].cached_tokens >= 128;
     }
-    cr_expect_eq(prefixes, 3, "%d prompts had a prefix in the pool", prefixes);
+    cr_expect(driver.requests[7].n_prompt_logprobs == 139 && driver.requests[13].n_prompt_logprobs == 139);
+    cr_expect_eq(prefixes, 2, "%d prompts had a prefix in the pool", prefixes);
     cr_expect_geq(driver.requests[11].cached_tokens, 512);
     many->has_beat = false;
     cr_assert(driver_pump(&driver, is_idle, 1, WAIT_MS));
