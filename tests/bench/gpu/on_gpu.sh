@@ -2,8 +2,8 @@
 # Everything that is checked and measured on a GPU, in under eight minutes: build, every op against the CPU's, compute-sanitizer on small shapes, prefill, decoding, and beside it full KV by
 # the best library kernel. Prints tables; the whole log goes to OUT/log.
 #
-#   tests/bench/gpu/run.sh [OUT]      OUT: build-gpu; what each part may take stands in main
-#   PARTS="build ops" tests/bench/gpu/run.sh
+#   tests/bench/gpu/on_gpu.sh [OUT]      OUT: build-gpu; what each part may take stands in main
+#   PARTS="build ops" tests/bench/gpu/on_gpu.sh
 set -uo pipefail
 cd "$(dirname "$0")/../../.."
 out=${1:-build-gpu}
