@@ -13,6 +13,8 @@ extern "C" {
 void simt_configure(uint64_t seed, bool threads);
 /* The n-th cudaMalloc from now on fails; 0: none. */
 void simt_fail_malloc(int n);
+/* The n-th launch from now on of a kernel with `name` in its name fails, and from then on so does every call: the device is broken. Also by SIMT_FAIL_LAUNCH=NAME:N. */
+void simt_fail_launch(const char *name, int n);
 /* Threads of kernels run so far in this process. */
 uint64_t simt_threads_run(void);
 

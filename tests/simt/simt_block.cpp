@@ -16,7 +16,13 @@ Options &options()
 {
     static Options o = [] {
         const char *seed = getenv("SIMT_SEED"), *threads = getenv("SIMT_THREADS");
-        return Options{seed ? strtoull(seed, nullptr, 10) : 0, !check::ENABLED && threads && *threads == '1', 0};
+        Options read = {seed ? strtoull(seed, nullptr, 10) : 0, !check::ENABLED && threads && *threads == '1', 0, "", 0};
+        const char *fail = getenv("SIMT_FAIL_LAUNCH"), *colon = fail ? strchr(fail, ':') : nullptr;
+        if (colon) {
+            read.fail_kernel.assign(fail, colon);
+            read.fail_launch = atoi(colon + 1);
+        }
+        return read;
     }();
     return o;
 }
@@ -166,6 +172,12 @@ void simt_configure(uint64_t seed, bool threads)
 void simt_fail_malloc(int n)
 {
     simt::options().fail_malloc = n;
+}
+
+void simt_fail_launch(const char *name, int n)
+{
+    simt::options().fail_kernel = name;
+    simt::options().fail_launch = n;
 }
 
 uint64_t simt_threads_run(void)

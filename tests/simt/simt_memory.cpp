@@ -197,6 +197,8 @@ cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
     Memory &m = memory();
     std::lock_guard<std::mutex> guard(m.lock);
     *ret_memory = nullptr;
+    if (device_error() != cudaSuccess)
+        return device_error();
     if (options().fail_malloc > 0 && --options().fail_malloc == 0)
         return set_error(cudaErrorMemoryAllocation);
     return set_error(device_allocate(m, bytes, ret_memory));

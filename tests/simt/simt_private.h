@@ -133,7 +133,11 @@ struct Options {
     uint64_t seed;  /* 0: threads and streams in order; else random orders, early and late asynchronous copies */
     bool threads;   /* a thread for each stream; else lazy: nothing runs before the host waits */
     int fail_malloc; /* the n-th cudaMalloc from now on fails; 0: none */
+    std::string fail_kernel; /* the launch of such a kernel that breaks the device, */
+    int fail_launch = 0;     /* the n-th from now on; 0: none */
 };
 Options &options();
+/* What every call returns: an error that stays, once the device is broken. */
+cudaError_t device_error();
 
 } /* namespace simt */

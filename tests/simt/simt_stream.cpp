@@ -5,6 +5,7 @@
  * seeds after each operation too, so that streams that share something interleave. */
 #include "tests/simt/simt_private.h"
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <deque>
@@ -63,6 +64,13 @@ cudaError_t set_error(cudaError_t error)
     if (error != cudaSuccess)
         last_error = error;
     return error;
+}
+
+static std::atomic<bool> broken;
+
+cudaError_t device_error()
+{
+    return broken ? set_error(cudaErrorLaunchFailure) : cudaSuccess;
 }
 
 static bool runnable(const simt_stream *s)
@@ -166,9 +174,12 @@ template <class Done> static cudaError_t query(Done done, const check::Clock &cl
     return cudaSuccess;
 }
 
+/* What was submitted before the device broke still runs. */
 static cudaError_t submit(cudaStream_t stream, simt_operation operation)
 {
     std::lock_guard<std::mutex> guard(streams().lock);
+    if (broken)
+        return device_error();
     if (!stream)
         report("the default stream is used", operation.name);
     if (operation.wait)
@@ -195,7 +206,7 @@ static cudaError_t wait_stream(cudaStream_t stream)
     const check::Clock clock = stream->order.clock;
     wait_until([&] { return stream->n_done >= target; }, lock);
     check::host_waited(clock);
-    return cudaSuccess;
+    return device_error();
 }
 
 int dynamic_shared_limit(const void *function)
@@ -217,6 +228,8 @@ cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack,
     {
         std::lock_guard<std::mutex> guard(streams().lock);
         serial = ++streams().n_kernels;
+        if (options().fail_launch > 0 && strstr(shape.name, options().fail_kernel.c_str()) && --options().fail_launch == 0)
+            broken = true;
     }
     return enqueue(shape.stream, shape.name, [=] { run_kernel(Kernel{shape, pack, call, serial}); });
 }
@@ -313,7 +326,7 @@ cudaError_t cudaDeviceSynchronize(void)
     }, lock);
     for (const simt_stream *s : all.all)
         check::host_waited(s->order.clock);
-    return cudaSuccess;
+    return device_error();
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned)
@@ -330,6 +343,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
+    if (broken)
+        return device_error();
     event->mark = std::make_shared<simt_mark>();
     return submit(stream, {"event record", nullptr, nullptr, event->mark, {}});
 }
@@ -343,6 +358,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     const std::shared_ptr<simt_mark> mark = event->mark;
+    if (broken)
+        return device_error();
     return mark ? query([&] { return mark->done; }, mark->clock) : cudaSuccess;
 }
 
@@ -351,10 +368,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     std::unique_lock<std::mutex> lock(streams().lock);
     const std::shared_ptr<simt_mark> mark = event->mark;
     if (!mark)
-        return cudaSuccess;
+        return device_error();
     wait_until([&] { return mark->done; }, lock);
     check::host_waited(mark->clock);
-    return cudaSuccess;
+    return device_error();
 }
 
 /* Pageable memory is staged by the driver: a source has been read when the call returns, and a destination has been written. Pinned memory is read and written when the stream comes to it. */
@@ -374,7 +391,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     } else {
         enqueue(stream, "copy", [=] { copy_now(dst, src, bytes); });
     }
-    return dst_pageable ? wait_stream(stream) : cudaSuccess;
+    return dst_pageable ? wait_stream(stream) : device_error();
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)

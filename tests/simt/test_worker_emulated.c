@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { WAIT_MS = 120000, PROMPT = 300, ANSWER = 8 };
@@ -64,7 +65,8 @@ static struct driver_worker *worker_start(int i)
     return worker_await(i);
 }
 
-static void send_request(struct driver_worker *w, uint64_t id, uint32_t max_tokens)
+/* The first n_known tokens of the answer have been made elsewhere. */
+static void send_request(struct driver_worker *w, uint64_t id, uint32_t max_tokens, struct driver_request *known, int n_known)
 {
     Tidepool__Engine__Sampling sampling = TIDEPOOL__ENGINE__SAMPLING__INIT;
     Tidepool__Engine__Generate g = TIDEPOOL__ENGINE__GENERATE__INIT;
@@ -81,12 +83,16 @@ static void send_request(struct driver_worker *w, uint64_t id, uint32_t max_toke
     g.n_prompt = PROMPT;
     g.max_tokens = max_tokens;
     g.sampling = &sampling;
+    if (n_known) {
+        g.generated = known->tokens;
+        g.n_generated = (size_t)n_known;
+    }
     driver_send(&driver, w, ENGINE_GENERATE, id, &g.base);
 }
 
-static const struct driver_request *ask(struct driver_worker *w, uint64_t id)
+static struct driver_request *ask(struct driver_worker *w, uint64_t id)
 {
-    send_request(w, id, ANSWER);
+    send_request(w, id, ANSWER, NULL, 0);
     return driver_end(&driver, id);
 }
 
@@ -123,9 +129,41 @@ Test(worker_emulated, two_ranks_answer_from_the_pool_and_end_together)
     cr_expect_eq((int)answers[1]->cached_tokens, 256);
     cr_expect_eq(memcmp(answers[0]->tokens, answers[1]->tokens, ANSWER * sizeof(uint32_t)), 0);
     cr_expect_eq(memcmp(answers[0]->logprobs, answers[1]->logprobs, ANSWER * sizeof(float)), 0);
-    send_request(w, 3, 1500);
+    send_request(w, 3, 1500, NULL, 0);
     driver_tokens(&driver, 3, 3);
     kill(workers[1].pid, SIGKILL);
     cr_expect(driver_end(&driver, 3)->failed);
     cr_expect_eq(child_wait(&workers[0], WAIT_MS), 1, "%s", workers[0].log);
+}
+
+/* The device breaks: the request comes back to be continued elsewhere, the worker ends with status 1, and another worker goes on with the very tokens that would have come. */
+static void device_breaks(const char *launch, int n_tokens)
+{
+    setenv("SIMT_FAIL_LAUNCH", launch, 1);
+    struct driver_worker *broken = worker_start(0);
+    unsetenv("SIMT_FAIL_LAUNCH");
+    struct driver_worker *other = worker_start(1);
+    struct driver_request *first = ask(broken, 1);
+    cr_expect(first->failed && first->kind == TIDEPOOL__ENGINE__FAILED__KIND__INTERNAL, "%s", first->text);
+    cr_expect_eq(first->n_tokens, n_tokens, "%d tokens", first->n_tokens);
+    cr_expect_eq(child_wait(&workers[0], WAIT_MS), 1, "%s", workers[0].log);
+    cr_expect(strstr(workers[0].log, "event=engine_failed"), "%s", workers[0].log);
+    send_request(other, 2, ANSWER, first, n_tokens);
+    const struct driver_request *rest = driver_end(&driver, 2), *whole = ask(other, 3);
+    cr_assert(rest->finished && whole->finished && whole->n_tokens == ANSWER && rest->n_tokens == ANSWER - n_tokens, "%d and %d tokens", rest->n_tokens, whole->n_tokens);
+    cr_expect_eq(memcmp(whole->tokens, first->tokens, (size_t)n_tokens * sizeof(uint32_t)), 0);
+    cr_expect_eq(memcmp(whole->tokens + n_tokens, rest->tokens, (size_t)rest->n_tokens * sizeof(uint32_t)), 0);
+}
+
+Test(worker_emulated, a_device_that_breaks_in_an_answer)
+{
+    device_breaks("decode_merge:5", 3);
+}
+Test(worker_emulated, a_device_that_breaks_while_it_samples)
+{
+    device_breaks("sample:3", 2);
+}
+Test(worker_emulated, a_device_that_breaks_in_a_prompt)
+{
+    device_breaks("block_encode:3", 0);
 }

@@ -98,8 +98,8 @@ static int sample(struct scheduler *s, struct job *job, struct sample_result *re
     return s->config.ops->sample(s->config.stream, sequence_logits(job->sequence), s->config.n_vocab, &params, ret_result);
 }
 
-/* After the prompt or a token: samples the next token if it is time, tells the sink, and ends the job when the answer is complete. */
-static void advance(struct scheduler *s, struct job *job)
+/* After the prompt or a token: samples the next token if it is time, tells the sink, and ends the job when the answer is complete. 0, or the error of a broken device. */
+static int advance(struct scheduler *s, struct job *job)
 {
     const struct job_params *p = &job->params;
     struct sample_result result;
@@ -107,34 +107,32 @@ static void advance(struct scheduler *s, struct job *job)
 
     if (index < p->n_generated) {
         (void)answer_add(s, job, p->generated[index]);
-        return;
+        return 0;
     }
     /* Logits that are no numbers leave nothing to draw from; bans alone never do. */
     rc = sequence_logits(job->sequence) ? sample(s, job, &result) : -ERANGE;
     if (rc == -EINVAL)
         rc = -ERANGE;
-    if (rc < 0) {
-        (void)job_engine_failed(s, &s->running, job, rc, "sampling");
-        return;
-    }
+    if (rc < 0)
+        return job_engine_failed(s, &s->running, job, rc, "sampling");
     s->config.sink.token(s->config.sink.arg, p->id, index, &result);
     (void)answer_add(s, job, result.token);
+    return 0;
 }
 
-void sched_begin(struct scheduler *s, struct job *job)
+int sched_begin(struct scheduler *s, struct job *job)
 {
     struct sequence_stats stats;
     bool running = true;
 
     if (counts_begin(job) < 0) {
         job_fail(s, &s->running, job, JOB_FAILED_INTERNAL, "no memory for the penalties");
-        return;
+        return 0;
     }
     sequence_stats(job->sequence, &stats);
     for (int i = 0; running && i < stats.n_restored; i++)
         running = answer_add(s, job, job->params.generated[i]);
-    if (running)
-        advance(s, job);
+    return running ? advance(s, job) : 0;
 }
 
 /* ---- steps ---- */
@@ -167,7 +165,7 @@ int sched_decode_step(struct scheduler *s)
     rc = group_decode(s->config.group, s->config.engine, s->batch, s->batch_tokens, n);
     if (rc < 0)
         return step_failed(s, rc);
-    for (int i = 0; i < n; i++)
-        advance(s, s->batch_jobs[i]);
-    return 0;
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = advance(s, s->batch_jobs[i]);
+    return rc;
 }

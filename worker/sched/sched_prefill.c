@@ -128,6 +128,5 @@ int sched_prefill_unit(struct scheduler *s)
     job_list_remove(&s->prefilling, job);
     job_list_add(&s->running, job);
     tell_prefilled(s, job);
-    sched_begin(s, job);
-    return 0;
+    return sched_begin(s, job);
 }

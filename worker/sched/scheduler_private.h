@@ -48,5 +48,5 @@ int sched_prefill_unit(struct scheduler *s);
 
 /* sched_decode.c */
 int sched_decode_step(struct scheduler *s);
-/* The prompt is done, and with it the tokens of the answer whose blocks the pool had. The job is in `running`. */
-void sched_begin(struct scheduler *s, struct job *job);
+/* 0, or the error of a broken device. The prompt is done, and with it the tokens of the answer whose blocks the pool had. The job is in `running`. */
+int sched_begin(struct scheduler *s, struct job *job);
