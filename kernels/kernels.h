@@ -77,14 +77,16 @@ struct key_bias { /* of one layer */
 };
 
 /* ---- attention ---- */
-/* Queries of one 128-token block over positions 0 .. own position (consistent prefill attends whatever k and v hold). Blocks are visited in ascending order, keys in a
- * block likewise, with an online softmax per block of 128; so the result of a query does not depend on n_q. */
+/* Queries over positions 0 .. own position. Consistent prefill: the blocks of 128 before a query's own are attended as k and v hold them, its own block as own_k and own_v do. Blocks are
+ * visited in ascending order, keys in a block likewise, with an online softmax per block of 128; so on the CPU the result of a query does not depend on n_q. */
 struct attn_prefill_params {
     const float *q;     /* [n_q, n_heads, d] rotated */
-    int64_t pos0;       /* of query 0; pos0 / 128 == (pos0 + n_q - 1) / 128 */
-    int n_q;            /* 1..128 */
+    int64_t pos0;       /* of query 0 */
+    int n_q;            /* >= 1 */
     const bf16_t *k, *v; /* head h, position p at k + h * head_stride + p * d */
     int64_t head_stride;
+    const bf16_t *own_k, *own_v; /* the queries' own blocks: head h, position p at own_k + h * own_stride + (p - pos0 / BLOCK_TOKENS * BLOCK_TOKENS) * d; NULL: they are in k and v */
+    int64_t own_stride;
     int n_heads, n_kv_heads, head_dim;
     float scale;
     const struct key_bias *bias; /* or NULL */
@@ -223,20 +225,23 @@ struct keydiff_params {
 };
 
 /* Column sums of attention (H2O): to the sum of each key the weights exp(logit - m) / l of the call's queries are added that see it, in the order of queries and, for one query, of
- * the group's heads. Sums of the keys pos0 .. pos0 + n_q - 1 begin at 0: a prompt's calls come in order from position 0. */
+ * the group's heads. Sums of the keys pos0 .. pos0 + n_q - 1 begin at 0: a prompt's calls come in order from position 0. The queries of a call lie in one block. */
 struct column_sum_params {
-    const struct attn_prefill_params *attn; /* as attn_prefill was called, k unchanged, ret_ml filled; out is not used */
+    const struct attn_prefill_params *attn; /* as attn_prefill was called, or the part of it that is one block's; k and own_k unchanged, ret_ml filled; out is not used */
     float *sums;         /* KV head h at sums + h * sum_stride, [pos0 + n_q] */
     int64_t sum_stride;  /* elements */
 };
 
 /* ---- blocks ---- */
+/* One block in one layer. Blocks of one call have the same layout and do not overlap. */
 struct block_params {
     const struct block_layout *layout;
     bool first;          /* block 0 of a sequence */
     uint8_t *slice;      /* one layer's slice, layout->slice_bytes[first] */
     bf16_t *k, *v;       /* head h, token t at k + h * head_stride + t * d, 128 tokens */
     int64_t head_stride;
+    const bf16_t *exact_k, *exact_v; /* block_encode: what is coded, head h at + h * exact_stride; NULL: k and v */
+    int64_t exact_stride;
 };
 
 /* ---- sampling ---- */
@@ -273,8 +278,9 @@ struct op_bounds {
     int n_pages, fetch_pages; /*  sub-pages of an item, and fetched ones */
     enum page_scorer scorer;
     bool fetch_blocks;
-    int64_t n_keys;          /* window_scores */
-    int n_window;
+    int64_t n_keys;          /* window_scores, attn_prefill */
+    int n_queries;           /* attn_prefill */
+    int n_window;            /* window_scores */
     int n_bias_pairs;        /* most marked pairs of a KV head */
 };
 
@@ -305,11 +311,11 @@ struct kernel_ops {
     /* Gathers rows: dst row j = src row indices[j], K and V of one head, [n, d] bf16. */
     int (*gather_rows)(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);
 
-    /* Codes 128 tokens of all KV heads of a layer into the slice, index included. With `attended` the values that the slice gives back replace k and v (bf16). Returns the
-     * number of inputs that the slice cannot hold as they are (>= 0): what is not finite, and in coded pages what is beyond +-65504. */
-    int (*block_encode)(struct stream *s, const struct block_params *p, bool attended);
-    /* The other way: slice to k and v; the very values that block_encode(attended) left. */
-    int (*block_decode)(struct stream *s, const struct block_params *p);
+    /* Codes n blocks, 128 tokens of all KV heads of a layer each, into their slices, index included. With `attended` the values that the slices give back go to k and v (bf16). Adds to
+     * *bad (device memory) the number of inputs that a slice cannot hold as they are: what is not finite, and in coded pages what is beyond +-65504. */
+    int (*block_encode)(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad);
+    /* The other way: slices to k and v; the very values that block_encode(attended) left. */
+    int (*block_decode)(struct stream *s, const struct block_params *blocks, int n);
 
     /* The page cache (device_page_cache.h). Bytes of its fixed memory, on 256 bytes; 0 for a configuration that open refuses. Pure. */
     size_t (*page_cache_bytes)(const struct device_page_cache_config *config);

@@ -93,19 +93,31 @@ static void segment_rows(const struct column_args *a, int kv_head, int64_t start
     }
 }
 
+/* Keys start .. start + n - 1, block by block, since the queries' own may lie elsewhere. */
+static void load_keys(const struct attn_prefill_params *p, int kv_head, int64_t start, int n, float *keys)
+{
+    const int d = p->head_dim;
+    const int64_t own = p->pos0 / BLOCK_TOKENS * BLOCK_TOKENS;
+    for (int i = 0; i < n; i += BLOCK_TOKENS) {
+        const int rows = n - i < BLOCK_TOKENS ? n - i : BLOCK_TOKENS;
+        const bf16_t *k = p->own_k && start + i == own ? p->own_k + kv_head * p->own_stride : p->k + kv_head * p->head_stride + (start + i) * d;
+        kv_expand_keys(k, d, rows, (rows + LANES - 1) / LANES, d, keys + (int64_t)i * d);
+    }
+}
+
 static void column_task(void *arg, int64_t task, int thread)
 {
     const struct column_args *a = arg;
     const struct attn_prefill_params *p = a->p->attn;
     struct column_scratch *w = cpu_scratch(a->stream, thread);
-    const int kv_head = (int)(task / a->n_segments), d = p->head_dim;
+    const int kv_head = (int)(task / a->n_segments);
     const int64_t start = task % a->n_segments * SEGMENT_KEYS, n_keys = p->pos0 + p->n_q;
     const int n = n_keys - start < SEGMENT_KEYS ? (int)(n_keys - start) : SEGMENT_KEYS, n_panels = (n + LANES - 1) / LANES;
     float *sums = a->p->sums + kv_head * a->p->sum_stride + start;
     /* Keys of this call's own queries begin at 0. */
     for (int i = 0; i < n_panels * LANES; i++)
         w->sums[i] = start + i < p->pos0 ? sums[i] : 0;
-    kv_expand_keys(p->k + kv_head * p->head_stride + start * d, d, n, n_panels, d, w->keys);
+    load_keys(p, kv_head, start, n, w->keys);
     segment_rows(a, kv_head, start, n_panels, w);
     memcpy(sums, w->sums, (size_t)n * sizeof(*sums));
 }
@@ -113,7 +125,7 @@ static void column_task(void *arg, int64_t task, int thread)
 int ISA(attn_column_sums)(struct stream *s, const struct column_sum_params *p)
 {
     const struct attn_prefill_params *q = p->attn;
-    if (q->n_q < 1 || q->n_q > BLOCK_TOKENS || q->pos0 < 0 || q->n_kv_heads < 1 || q->n_heads < 1 || q->n_heads % q->n_kv_heads != 0 || !q->ret_ml ||
+    if (q->n_q < 1 || q->pos0 < 0 || q->pos0 / BLOCK_TOKENS != (q->pos0 + q->n_q - 1) / BLOCK_TOKENS || q->n_kv_heads < 1 || q->n_heads < 1 || q->n_heads % q->n_kv_heads != 0 || !q->ret_ml ||
         p->sum_stride < q->pos0 + q->n_q)
         return -EINVAL;
     if (q->head_dim < LANES || q->head_dim > KV_MAX_DIM || q->head_dim % LANES != 0)

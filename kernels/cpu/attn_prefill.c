@@ -1,6 +1,6 @@
-/* Attention of up to 128 queries of one block over everything before them (FlashAttention's online softmax, block by block of 128 keys).
+/* Attention of a chunk's queries over everything before them (FlashAttention's online softmax, block by block of 128 keys).
  *
- * A task is one KV head with a tile of queries, all heads of the group, so that a block of K and V is expanded to fp32 panels (kv_expand.h) once for all
+ * A task is one KV head with a tile of queries of one block, all heads of the group, so that a block of K and V is expanded to fp32 panels (kv_expand.h) once for all
  * rows of the tile. For each block and each 24 rows: logits (panel_gemm), row maxima, exp, output (panel_gemm). Scratch of a thread holds everything.
  *
  * Per row, for blocks in ascending order: s = sum over d of (q scale) k, one chain, which the terms of key biases continue (key_bias.h); m' = max(m, max s); p = exp(s - m'); l = l exp(m - m') + sum p (16 lanes);
@@ -24,7 +24,9 @@ enum {
 struct prefill_args {
     const struct attn_prefill_params *p;
     const struct stream *stream;
-    int group, tile_queries, n_tiles;
+    int group;
+    int64_t first_block, last_block; /* of the queries */
+    int tile_queries, n_tiles;       /* of one block */
 };
 
 /* The tile of one task, in the thread's scratch. Row r is query r / group, head r % group. */
@@ -176,37 +178,58 @@ static void tile_finish(const struct prefill_tile *t, int kv_head, int query)
     }
 }
 
+/* Rows of the block at `pos` for a tile whose own block begins at `own`. */
+static const bf16_t *block_rows(const struct attn_prefill_params *p, const bf16_t *rows, const bf16_t *own_rows, int kv_head, int64_t pos, int64_t own)
+{
+    if (pos == own && own_rows)
+        return own_rows + kv_head * p->own_stride + (own - p->pos0 / BLOCK_TOKENS * BLOCK_TOKENS) * p->head_dim;
+    return rows + kv_head * p->head_stride + pos * p->head_dim;
+}
+
+/* Queries query .. query + n_queries - 1 of the call, in the block that begins at `own`. */
+static void run_tile(const struct prefill_args *a, int kv_head, int64_t own, int query, int n_queries, int thread)
+{
+    const struct attn_prefill_params *p = a->p;
+    const int d = p->head_dim;
+    struct prefill_tile t;
+    tile_init(&t, a, kv_head, query, n_queries, cpu_scratch(a->stream, thread));
+    const int64_t end = t.pos0 + n_queries;
+    for (int64_t pos = 0; pos < end; pos += BLOCK_TOKENS) {
+        int n_visible = end - pos < BLOCK_TOKENS ? (int)(end - pos) : BLOCK_TOKENS;
+        int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP;
+        kv_expand_keys(block_rows(p, p->k, p->own_k, kv_head, pos, own), d, n_visible, n_keys / LANES, d, t.keys);
+        kv_expand_values(block_rows(p, p->v, p->own_v, kv_head, pos, own), d, n_visible, n_keys, d, t.values);
+        bias_panels(&t.bias, pos / LANES, n_keys / LANES, t.waves);
+        int64_t next = pos + n_visible, n_next = end - next < BLOCK_TOKENS ? end - next : BLOCK_TOKENS;
+        tile_block(&t, n_visible, pos == own ? (int)(t.pos0 - pos) : -1, block_rows(p, p->k, p->own_k, kv_head, next, own), block_rows(p, p->v, p->own_v, kv_head, next, own), n_next * d);
+    }
+    tile_finish(&t, kv_head, query);
+}
+
+/* The last block first: its tiles take longest, so that the threads end together. */
 static void prefill_task(void *arg, int64_t task, int thread)
 {
     const struct prefill_args *a = arg;
     const struct attn_prefill_params *p = a->p;
-    int kv_head = (int)(task / a->n_tiles), query = (int)(task % a->n_tiles) * a->tile_queries, d = p->head_dim;
-    int n_queries = p->n_q - query < a->tile_queries ? p->n_q - query : a->tile_queries;
-    const bf16_t *k = p->k + kv_head * p->head_stride, *v = p->v + kv_head * p->head_stride;
-    struct prefill_tile t;
-    tile_init(&t, a, kv_head, query, n_queries, cpu_scratch(a->stream, thread));
-    int64_t end = t.pos0 + n_queries;
-    for (int64_t pos = 0; pos < end; pos += BLOCK_TOKENS) {
-        int n_visible = end - pos < BLOCK_TOKENS ? (int)(end - pos) : BLOCK_TOKENS;
-        int n_keys = (n_visible + PANEL_GROUP - 1) / PANEL_GROUP * PANEL_GROUP;
-        kv_expand_keys(k + pos * d, d, n_visible, n_keys / LANES, d, t.keys);
-        kv_expand_values(v + pos * d, d, n_visible, n_keys, d, t.values);
-        bias_panels(&t.bias, pos / LANES, n_keys / LANES, t.waves);
-        int64_t next = pos + n_visible, n_next = end - next < BLOCK_TOKENS ? end - next : BLOCK_TOKENS;
-        tile_block(&t, n_visible, t.pos0 >= pos && t.pos0 < pos + BLOCK_TOKENS ? (int)(t.pos0 - pos) : -1, k + next * d, v + next * d, n_next * d);
-    }
-    tile_finish(&t, kv_head, query);
+    const int64_t per_block = (int64_t)p->n_kv_heads * a->n_tiles, block = a->last_block - task / per_block, end = p->pos0 + p->n_q;
+    const int64_t start = a->first_block == a->last_block ? p->pos0 : block * BLOCK_TOKENS;
+    const int64_t from = start + task % a->n_tiles * a->tile_queries, block_end = (block + 1) * BLOCK_TOKENS;
+    int64_t first = from > p->pos0 ? from : p->pos0, last = from + a->tile_queries < block_end ? from + a->tile_queries : block_end;
+    last = last < end ? last : end;
+    if (first < last)
+        run_tile(a, (int)(task % per_block / a->n_tiles), block * BLOCK_TOKENS, (int)(first - p->pos0), (int)(last - first), thread);
 }
 
 /* Tiles as large as may be, but halved while the last round of tasks would leave more than a tenth of the threads' time idle. */
 static void choose_tiles(struct prefill_args *a, int n_kv_heads, int max_rows, int n_threads)
 {
-    int n_q = a->p->n_q;
+    const int64_t n_blocks = a->last_block - a->first_block + 1;
+    int n_q = n_blocks == 1 ? a->p->n_q : BLOCK_TOKENS;
     a->tile_queries = max_rows / a->group < n_q ? max_rows / a->group : n_q;
     for (;;) {
         a->n_tiles = (n_q + a->tile_queries - 1) / a->tile_queries;
         a->tile_queries = (n_q + a->n_tiles - 1) / a->n_tiles; /* of equal size */
-        int64_t tasks = (int64_t)a->n_tiles * n_kv_heads, rounds = (tasks + n_threads - 1) / n_threads;
+        int64_t tasks = n_blocks * a->n_tiles * n_kv_heads, rounds = (tasks + n_threads - 1) / n_threads;
         if (10 * tasks >= 9 * rounds * n_threads || a->tile_queries * a->group < 2 * MIN_TILE_ROWS)
             return;
         a->tile_queries = (a->tile_queries + 1) / 2;
@@ -215,8 +238,7 @@ static void choose_tiles(struct prefill_args *a, int n_kv_heads, int max_rows, i
 
 int ISA(attn_prefill)(struct stream *s, const struct attn_prefill_params *p)
 {
-    if (p->n_q < 1 || p->n_q > BLOCK_TOKENS || p->pos0 < 0 || p->pos0 / BLOCK_TOKENS != (p->pos0 + p->n_q - 1) / BLOCK_TOKENS || p->n_kv_heads < 1 ||
-        p->n_heads < 1 || p->n_heads % p->n_kv_heads != 0)
+    if (p->n_q < 1 || p->pos0 < 0 || p->n_kv_heads < 1 || p->n_heads < 1 || p->n_heads % p->n_kv_heads != 0 || !p->own_k != !p->own_v)
         return -EINVAL;
     int group = p->n_heads / p->n_kv_heads, d = p->head_dim;
     if (d < LANES || d > KV_MAX_DIM || d % LANES != 0)
@@ -224,8 +246,8 @@ int ISA(attn_prefill)(struct stream *s, const struct attn_prefill_params *p)
     int max_rows = TILE_VALUES / d < TILE_ROWS ? TILE_VALUES / d : TILE_ROWS;
     if (group > max_rows)
         return -ENOTSUP;
-    struct prefill_args a = {.p = p, .stream = s, .group = group};
+    struct prefill_args a = {.p = p, .stream = s, .group = group, .first_block = p->pos0 / BLOCK_TOKENS, .last_block = (p->pos0 + p->n_q - 1) / BLOCK_TOKENS};
     choose_tiles(&a, p->n_kv_heads, max_rows, cpu_threads(s));
-    cpu_run(s, (int64_t)a.n_tiles * p->n_kv_heads, prefill_task, &a);
+    cpu_run(s, (a.last_block - a.first_block + 1) * a.n_tiles * p->n_kv_heads, prefill_task, &a);
     return 0;
 }

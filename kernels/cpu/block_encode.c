@@ -1,4 +1,4 @@
-/* Codes a block of 128 tokens into one layer's slice, a (KV head, sub-page) a task, by the rule of proto/block_layout.h. A token's row is coded into plain arrays,
+/* Codes blocks of 128 tokens into one layer's slices, a (block, KV head, sub-page) a task, by the rule of proto/block_layout.h. A token's row is coded into plain arrays,
  * one code a byte, then interleaved. All arithmetic is by element, minima and maxima are exact, and -0 has been made +0, so that the order of a reduction cannot
  * show.
  *
@@ -155,7 +155,8 @@ static int codec_encode(const bf16_t *k, const bf16_t *v, int d, const struct bl
 }
 
 struct encode_args {
-    const struct block_params *p;
+    const struct block_params *blocks;
+    int64_t per_block; /* tasks */
     bool attended;
     atomic_int n_bad;
 };
@@ -163,25 +164,30 @@ struct encode_args {
 static void encode_task(void *arg, int64_t task, int thread)
 {
     struct encode_args *a = arg;
-    const struct block_params *p = a->p;
+    const struct block_params *p = &a->blocks[task / a->per_block];
     const struct block_layout *layout = p->layout;
-    uint32_t head = (uint32_t)(task / BLOCK_SUBPAGES), subpage = (uint32_t)(task % BLOCK_SUBPAGES);
+    uint32_t head = (uint32_t)(task % a->per_block / BLOCK_SUBPAGES), subpage = (uint32_t)(task % BLOCK_SUBPAGES);
     int d = (int)layout->head_dim;
     const struct subpage_layout *l = block_subpage_layout(layout, p->first, subpage);
     uint8_t *page = p->slice + block_subpage_offset(layout, p->first, head, subpage), *entry = p->slice + block_index_offset(layout, p->first, head, subpage);
-    int64_t at = head * p->head_stride + (int64_t)subpage * SUBPAGE_TOKENS * d;
+    int64_t row = (int64_t)subpage * SUBPAGE_TOKENS * d, at = head * p->head_stride + row, from = p->exact_k ? head * p->exact_stride + row : at;
     (void)thread;
-    int n_bad = codec_encode(p->k + at, p->v + at, d, layout, l, page, entry);
+    int n_bad = codec_encode((p->exact_k ? p->exact_k : p->k) + from, (p->exact_k ? p->exact_v : p->v) + from, d, layout, l, page, entry);
     if (n_bad > 0)
         atomic_fetch_add_explicit(&a->n_bad, n_bad, memory_order_relaxed); /* a sum; the pool orders it before the caller's read */
     if (a->attended)
         page_read(l, page, d, p->k + at, p->v + at);
 }
 
-int ISA(block_encode)(struct stream *s, const struct block_params *p, bool attended)
+int ISA(block_encode)(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad)
 {
-    struct encode_args a = {.p = p, .attended = attended};
+    if (n < 0)
+        return -EINVAL;
+    if (n == 0)
+        return 0;
+    struct encode_args a = {.blocks = blocks, .per_block = (int64_t)blocks->layout->n_kv_heads * BLOCK_SUBPAGES, .attended = attended};
     atomic_init(&a.n_bad, 0);
-    cpu_run(s, (int64_t)p->layout->n_kv_heads * BLOCK_SUBPAGES, encode_task, &a);
-    return atomic_load_explicit(&a.n_bad, memory_order_relaxed);
+    cpu_run(s, n * a.per_block, encode_task, &a);
+    *bad += atomic_load_explicit(&a.n_bad, memory_order_relaxed);
+    return 0;
 }

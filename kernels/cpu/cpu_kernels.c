@@ -78,14 +78,14 @@ static int gather_rows(struct stream *s, const bf16_t *k, const bf16_t *v, const
     return s->device->ops->gather_rows(s, k, v, indices, n, head_dim, dst_k, dst_v);
 }
 
-static int block_encode(struct stream *s, const struct block_params *p, bool attended)
+static int block_encode(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad)
 {
-    return s->device->ops->block_encode(s, p, attended);
+    return s->device->ops->block_encode(s, blocks, n, attended, bad);
 }
 
-static int block_decode(struct stream *s, const struct block_params *p)
+static int block_decode(struct stream *s, const struct block_params *blocks, int n)
 {
-    return s->device->ops->block_decode(s, p);
+    return s->device->ops->block_decode(s, blocks, n);
 }
 
 /* Pages are read where they lie. */

@@ -18,8 +18,8 @@ int ISA(keydiff_scores)(struct stream *s, const struct keydiff_params *p);
 int ISA(attn_column_sums)(struct stream *s, const struct column_sum_params *p);
 int ISA(topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);
 int ISA(gather_rows)(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);
-int ISA(block_encode)(struct stream *s, const struct block_params *p, bool attended);
-int ISA(block_decode)(struct stream *s, const struct block_params *p);
+int ISA(block_encode)(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad);
+int ISA(block_decode)(struct stream *s, const struct block_params *blocks, int n);
 /* Parts of scratch_bytes. */
 size_t ISA(attn_decode_scratch)(const struct op_bounds *b);
 size_t ISA(window_scores_scratch)(const struct op_bounds *b);

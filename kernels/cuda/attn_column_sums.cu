@@ -19,8 +19,10 @@ template <int D> __global__ void __launch_bounds__(COLUMN_THREADS) attn_column_s
     const int kv_head = (int)blockIdx.y, warp = (int)threadIdx.x / 32;
     const int64_t first_key = (int64_t)blockIdx.x * COLUMN_KEYS, n_keys = a.p.pos0 + a.p.n_q;
     const int n = n_keys - first_key < COLUMN_KEYS ? (int)(n_keys - first_key) : COLUMN_KEYS;
+    const int64_t own = a.p.pos0 / BLOCK_TOKENS * BLOCK_TOKENS;
     float sums[COLUMN_KEYS / 8][2] = {};
-    attn_tile_copy<D>(shared->keys, a.p.k + kv_head * a.p.head_stride + first_key * D, n, COLUMN_KEYS);
+    attn_tile_copy<D>(shared->keys, a.p.own_k && first_key >= own ? a.p.own_k + kv_head * a.p.own_stride + (first_key - own) * D : a.p.k + kv_head * a.p.head_stride + first_key * D, n,
+                      COLUMN_KEYS);
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
@@ -62,9 +64,9 @@ static int launch_any(struct stream *s, const struct column_args &a)
 extern "C" int cuda_attn_column_sums(struct stream *s, const struct column_sum_params *p)
 {
     const struct attn_prefill_params *q = p->attn;
-    if (q->n_q < 1 || q->n_q > BLOCK_TOKENS || q->pos0 < 0 || q->n_kv_heads < 1 || q->n_heads < 1 || q->n_heads % q->n_kv_heads != 0 || !q->ret_ml || p->sum_stride < q->pos0 + q->n_q)
+    if (q->n_q < 1 || q->pos0 < 0 || q->pos0 / BLOCK_TOKENS != (q->pos0 + q->n_q - 1) / BLOCK_TOKENS || q->n_kv_heads < 1 || q->n_heads < 1 || q->n_heads % q->n_kv_heads != 0 || !q->ret_ml || p->sum_stride < q->pos0 + q->n_q)
         return -EINVAL;
-    if ((uintptr_t)q->k % 16 || q->head_stride % 8 || q->n_kv_heads > 65535)
+    if ((uintptr_t)q->k % 16 || q->head_stride % 8 || (uintptr_t)q->own_k % 16 || q->own_stride % 8 || q->n_kv_heads > 65535)
         return -ENOTSUP;
     struct column_args a = {*q, p->sums, p->sum_stride, q->n_heads / q->n_kv_heads, {}};
     a.p.bias = nullptr; /* host memory */

@@ -1,6 +1,6 @@
-/* Codes a block of 128 tokens into one layer's slice, by the rule of proto/block_layout.h: the bytes of kernels/cpu/block_encode.c.
+/* Codes blocks of 128 tokens into one layer's slices, by the rule of proto/block_layout.h: the bytes of kernels/cpu/block_encode.c.
  *
- * A block of 128 threads for each (KV head, sub-page), grid [8, n_kv_heads]; a warp codes a row (a token's key, or 32 of its values) at a time, a lane every 32nd element: minimum and
+ * A block of 128 threads for each (KV head, sub-page), grid [8, n_kv_heads, n]; a warp codes a row (a token's key, or 32 of its values) at a time, a lane every 32nd element: minimum and
  * maximum by shuffles, then codes to shared memory, one a byte. Then all threads interleave codes into the page and the index entry.
  * Shared memory: two arrays [16, d] of codes, 8 KiB. */
 #include "kernels/cuda/block_page.cuh"
@@ -139,16 +139,16 @@ DEVICE int encode_bf16(const struct subpage_layout &l, const bf16_t *k, const bf
     return n_bad;
 }
 
-__global__ void __launch_bounds__(ENCODE_THREADS) block_encode_kernel(const struct block_layout layout, bool first, uint8_t *slice, bf16_t *k, bf16_t *v, int64_t head_stride, bool attended,
-                                                                      int *n_bad)
+__global__ void __launch_bounds__(ENCODE_THREADS) block_encode_kernel(const struct block_layout layout, const struct block_job *jobs, bool attended, int32_t *n_bad)
 {
     __shared__ __align__(16) uint8_t key_codes[SUBPAGE_TOKENS * KV_MAX_DIM], value_codes[SUBPAGE_TOKENS * KV_MAX_DIM];
+    const struct block_job &job = jobs[blockIdx.z];
     const uint32_t subpage = blockIdx.x, head = blockIdx.y;
     const int d = (int)layout.head_dim;
-    const struct subpage_layout &l = first && subpage == 0 ? layout.sink : layout.page;
-    uint8_t *page = slice + block_subpage_offset(&layout, first, head, subpage), *entry = slice + block_index_offset(&layout, first, head, subpage);
-    k += head * head_stride + (int64_t)subpage * SUBPAGE_TOKENS * d;
-    v += head * head_stride + (int64_t)subpage * SUBPAGE_TOKENS * d;
+    const struct subpage_layout &l = job.first && subpage == 0 ? layout.sink : layout.page;
+    uint8_t *page = job.slice + block_subpage_offset(&layout, job.first, head, subpage), *entry = job.slice + block_index_offset(&layout, job.first, head, subpage);
+    const int64_t row = (int64_t)subpage * SUBPAGE_TOKENS * d;
+    const bf16_t *k = job.exact_k + head * job.exact_stride + row, *v = job.exact_v + head * job.exact_stride + row;
     int bad = encode_keys(layout, l, k, d, key_codes, page, entry);
     bad += l.format == KV_FORMAT_BF16 ? encode_bf16(l, k, v, d, page) : encode_values(l, v, d, value_codes, page);
     __syncthreads();
@@ -157,23 +157,17 @@ __global__ void __launch_bounds__(ENCODE_THREADS) block_encode_kernel(const stru
         atomicAdd(n_bad, bad);
     if (attended) {
         __syncthreads(); /* the page is read back from where it was written */
-        page_read(l, page, d, k, v);
+        page_read(l, page, d, job.k + head * job.head_stride + row, job.v + head * job.head_stride + row);
     }
 }
 
-/* Waits, because the caller gets the number of values that the slice cannot hold. */
-extern "C" int cuda_block_encode(struct stream *s, const struct block_params *p, bool attended)
+extern "C" int cuda_block_encode(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad)
 {
-    void *host, *counter;
-    int r = stream_args_room(s, sizeof(int), &host, &counter);
-    if (r == 0)
-        r = cuda_error(cudaMemsetAsync(counter, 0, sizeof(int), s->cuda));
-    if (r == 0)
-        r = cuda_error(LAUNCH(block_encode_kernel, dim3(BLOCK_SUBPAGES, p->layout->n_kv_heads), ENCODE_THREADS, 0, s->cuda, *p->layout, p->first, p->slice, p->k, p->v, p->head_stride,
-                              attended, (int *)counter));
-    if (r == 0)
-        r = cuda_error(cudaMemcpyAsync(host, counter, sizeof(int), cudaMemcpyDeviceToHost, s->cuda));
-    if (r == 0)
-        r = stream_wait_idle(s);
-    return r < 0 ? r : *(const int *)host;
+    const struct block_job *jobs;
+    if (n <= 0)
+        return n < 0 ? -EINVAL : 0;
+    const int r = block_jobs(s, blocks, n, &jobs);
+    if (r < 0)
+        return r;
+    return cuda_error(LAUNCH(block_encode_kernel, dim3(BLOCK_SUBPAGES, blocks->layout->n_kv_heads, (unsigned)n), ENCODE_THREADS, 0, s->cuda, *blocks->layout, jobs, attended, bad));
 }

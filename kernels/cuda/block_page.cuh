@@ -2,6 +2,39 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
+#include <errno.h>
+
+/* A block_params for device code; an op's array of them goes through the stream's ring. */
+struct block_job {
+    uint8_t *slice;
+    bf16_t *k, *v;
+    const bf16_t *exact_k, *exact_v; /* never NULL */
+    int64_t head_stride, exact_stride;
+    int32_t first;
+};
+
+enum { BLOCK_JOBS_MAX = 16384 }; /* of one call */
+
+static inline int block_jobs(struct stream *s, const struct block_params *blocks, int n, const struct block_job **ret_jobs)
+{
+    void *host, *device;
+    if (n > BLOCK_JOBS_MAX)
+        return -ENOTSUP;
+    int r = stream_args_room(s, sizeof(struct block_job) * (size_t)n, &host, &device);
+    if (r < 0)
+        return r;
+    struct block_job *jobs = (struct block_job *)host;
+    for (int i = 0; i < n; i++) {
+        const struct block_params *p = &blocks[i];
+        const bool apart = p->exact_k != nullptr;
+        const struct block_job job = {p->slice, p->k, p->v, apart ? p->exact_k : p->k, apart ? p->exact_v : p->v, p->head_stride, apart ? p->exact_stride : p->head_stride, p->first};
+        jobs[i] = job;
+    }
+    r = cuda_error(cudaMemcpyAsync(device, host, sizeof(struct block_job) * (size_t)n, cudaMemcpyHostToDevice, s->cuda));
+    if (r == 0)
+        *ret_jobs = (const struct block_job *)device;
+    return r;
+}
 
 /* page_summary_vectors for device code. */
 DEVICE int page_summary_vectors_of(enum page_scorer scorer)

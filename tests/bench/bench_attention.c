@@ -178,11 +178,12 @@ static void pool_make(struct bench *b, struct page_pool *p, enum kv_format forma
     memset(p->masks + BLOCK_SUBPAGES, 0xFF, sizeof *p->masks * (size_t)n_blocks * BLOCK_SUBPAGES);
     p->n_pages = n_blocks * BLOCK_SUBPAGES;
     bf16_t *k = halves(b, (size_t)BLOCK_TOKENS * d), *v = halves(b, (size_t)BLOCK_TOKENS * d);
+    int32_t n_bad = 0;
     for (int i = 0; i < n_blocks; i++) {
         uint8_t *slice = p->slices + bytes * (size_t)i;
         struct block_params params = {.layout = &p->layout, .slice = slice, .k = k, .v = v, .head_stride = (int64_t)BLOCK_TOKENS * d};
         if (i == 0)
-            expect(b->ops->block_encode(b->stream, &params, false), "block_encode");
+            expect(b->ops->block_encode(b->stream, &params, 1, false, &n_bad), "block_encode");
         else
             memcpy(slice, p->slices, bytes);
         p->blocks[i + 1] = (struct kv_block){.data = slice};
@@ -323,13 +324,14 @@ struct block_run {
     struct bench *b;
     struct block_params p;
     bool decode;
+    int32_t n_bad;
 };
 
 static void run_block(void *arg, int run)
 {
     struct block_run *r = arg;
     (void)run;
-    expect(r->decode ? r->b->ops->block_decode(r->b->stream, &r->p) : r->b->ops->block_encode(r->b->stream, &r->p, false), "block");
+    expect(r->decode ? r->b->ops->block_decode(r->b->stream, &r->p, 1) : r->b->ops->block_encode(r->b->stream, &r->p, 1, false, &r->n_bad), "block");
 }
 
 static void bench_block(struct bench *b, enum kv_format format)
@@ -338,7 +340,7 @@ static void bench_block(struct bench *b, enum kv_format format)
     expect(block_layout_init(&layout, format, 1, 3, 64), "layout");
     bf16_t *k = halves(b, 3 * BLOCK_TOKENS * 64), *v = halves(b, 3 * BLOCK_TOKENS * 64);
     uint8_t *slice = memory(layout.slice_bytes[0]);
-    struct block_run r = {b, {.layout = &layout, .slice = slice, .k = k, .v = v, .head_stride = BLOCK_TOKENS * 64}, false};
+    struct block_run r = {b, {.layout = &layout, .slice = slice, .k = k, .v = v, .head_stride = BLOCK_TOKENS * 64}, false, 0};
     double encode = best_of(b, run_block, &r);
     r.decode = true;
     double decode = best_of(b, run_block, &r);

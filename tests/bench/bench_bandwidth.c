@@ -154,10 +154,11 @@ static void make_blocks(struct bench *b, struct tier *t)
         kv[i] = (bf16_t)(bits >> 16);
     }
     t->blocks = device_alloc(b, extent * (size_t)n_blocks);
+    int32_t n_bad = 0;
     for (int l = 0; l < b->o.layers; l++) {
         const struct block_params p = {.layout = &t->layout, .slice = t->blocks + block_slice_offset(&t->layout, false, (uint32_t)l), .k = kv, .v = kv + n,
                                        .head_stride = (int64_t)BLOCK_TOKENS * d};
-        expect(b->ops->block_encode(b->stream, &p, false), "block_encode");
+        expect(b->ops->block_encode(b->stream, &p, 1, false, &n_bad), "block_encode");
     }
     for (int i = 1; i < n_blocks; i++)
         memcpy(t->blocks + extent * (size_t)i, t->blocks, extent);

@@ -20,8 +20,8 @@
     X(topk, (struct stream * s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices), (s, scores, n_rows, n, k, indices))         \
     X(gather_rows, (struct stream * s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v), \
       (s, k, v, indices, n, head_dim, dst_k, dst_v))                                                                                                 \
-    X(block_encode, (struct stream * s, const struct block_params *p, bool attended), (s, p, attended))                                              \
-    X(block_decode, (struct stream * s, const struct block_params *p), (s, p))                                                                       \
+    X(block_encode, (struct stream * s, const struct block_params *blocks, int n, bool attended, int32_t *bad), (s, blocks, n, attended, bad))       \
+    X(block_decode, (struct stream * s, const struct block_params *blocks, int n), (s, blocks, n))                                                   \
     X(sample, (struct stream * s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret), (s, logits, n_vocab, p, ret))
 
 #define OP_ENUM(name, params, args) OP_##name,

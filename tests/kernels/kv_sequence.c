@@ -41,10 +41,11 @@ void kv_sequence_make(struct kv_sequence *s, struct fixture *f, enum kv_format f
     s->pages = aligned_zeros(sizeof *s->pages * (size_t)n_blocks * BLOCK_SUBPAGES);
     s->recent_k = random_bf16(&rng, (size_t)n_recent * d, 1);
     s->recent_v = random_bf16(&rng, (size_t)n_recent * d, 1);
+    int32_t n_bad = 0;
     for (int b = 0; b < n_blocks; b++) {
         uint16_t *k = random_bf16(&rng, BLOCK_TOKENS * (size_t)d, 1), *v = random_bf16(&rng, BLOCK_TOKENS * (size_t)d, 1);
         struct block_params p = {.layout = &s->layout, .first = b == 0, .slice = s->pool + slice_bytes * (size_t)b, .k = k, .v = v, .head_stride = BLOCK_TOKENS * d};
-        ASSERT(f->ops->block_encode(f->devices[0].stream, &p, true) == 0);
+        ASSERT(f->ops->block_encode(f->devices[0].stream, &p, 1, true, &n_bad) == 0 && n_bad == 0);
         s->blocks[b].data = p.slice;
         split_block(s, &rng, b, k, v, kept_share);
         free(k);

@@ -191,7 +191,7 @@ Test(attn_decode, bf16_with_all_pages_equals_prefill)
     for (int b = 0; b < BLOCKS; b++) {
         struct block_params p = {.layout = &s.layout, .first = b == 0, .slice = s.pool + (size_t)b * s.layout.slice_bytes[1], .k = k + b * BLOCK_TOKENS * D,
                                  .v = v + b * BLOCK_TOKENS * D, .head_stride = BLOCK_TOKENS * D};
-        cr_assert_eq(f.ops->block_decode(f.devices[0].stream, &p), 0);
+        cr_assert_eq(f.ops->block_decode(f.devices[0].stream, &p, 1), 0);
     }
     float *q = queries_make(&c, 6), out[GROUP * D], full[GROUP * D];
     struct attn_decode_item item = kv_sequence_item(&s, q, out, INT_MAX, NULL);

@@ -125,6 +125,47 @@ Test(attn_prefill, does_not_depend_on_the_number_of_queries)
     fixture_close(&f);
 }
 
+/* Queries of several blocks in one call are as with a call for each block, which sees its own block's rows apart from the others'. */
+Test(attn_prefill, a_chunk_is_as_block_by_block)
+{
+    static const struct prefill_case chunks[] = {{9, 3, 64, 0, 300}, {9, 3, 64, 250, 129}, {4, 1, 80, 130, 2}, {8, 2, 96, 127, 130}, {2, 2, 128, 383, 2}};
+    struct fixture f;
+    fixture_open(&f);
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        struct prefill_data t, own;
+        data_make(&t, chunks[i], 40 + i);
+        data_make(&own, chunks[i], 50 + i);
+        const struct prefill_case *c = &chunks[i];
+        const int64_t origin = c->pos0 / 128 * 128, row = (int64_t)c->n_heads * c->d;
+        const size_t n_out = (size_t)(c->n_q * row), n_ml = (size_t)(c->n_q * c->n_heads * 2);
+        float *all = aligned_zeros(n_out * sizeof *all), *parts = aligned_zeros(n_out * sizeof *parts), *ml = aligned_zeros(n_ml * sizeof *ml), *ml_parts = aligned_zeros(n_ml * sizeof *ml);
+        struct attn_prefill_params p = {.pos0 = c->pos0, .n_q = c->n_q, .q = t.q, .k = t.k, .v = t.v, .head_stride = t.stride, .own_k = own.k + origin * c->d, .own_v = own.v + origin * c->d,
+                                        .own_stride = own.stride, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->d, .scale = 1 / sqrtf((float)c->d), .out = all, .ret_ml = ml};
+        uint16_t *k = aligned_zeros((size_t)(t.stride * c->n_kv_heads) * 2), *v = aligned_zeros((size_t)(t.stride * c->n_kv_heads) * 2);
+        for (int dev = 0; dev < f.n; dev++) {
+            cr_assert_eq(f.ops->attn_prefill(f.devices[dev].stream, &p), 0);
+            for (int done = 0, n; done < c->n_q; done += n) {
+                const int64_t pos = c->pos0 + done, start = pos / 128 * 128, end = start + 128 < t.n_keys ? start + 128 : t.n_keys;
+                n = (int)(end - pos);
+                memcpy(k, t.k, (size_t)(t.stride * c->n_kv_heads) * 2), memcpy(v, t.v, (size_t)(t.stride * c->n_kv_heads) * 2);
+                for (int h = 0; h < c->n_kv_heads; h++) {
+                    memcpy(k + h * t.stride + start * c->d, own.k + h * t.stride + start * c->d, (size_t)((end - start) * c->d) * 2);
+                    memcpy(v + h * t.stride + start * c->d, own.v + h * t.stride + start * c->d, (size_t)((end - start) * c->d) * 2);
+                }
+                struct attn_prefill_params part = p;
+                part.q = t.q + done * row, part.pos0 = pos, part.n_q = n, part.k = k, part.v = v, part.own_k = part.own_v = NULL;
+                part.out = parts + done * row, part.ret_ml = ml_parts + (int64_t)done * c->n_heads * 2;
+                cr_assert_eq(f.ops->attn_prefill(f.devices[dev].stream, &part), 0);
+            }
+            cr_assert_eq(memcmp(all, parts, n_out * sizeof *all), 0, "chunk %zu, device %d", i, dev);
+            cr_assert_eq(memcmp(ml, ml_parts, n_ml * sizeof *ml), 0, "chunk %zu, device %d", i, dev);
+        }
+        free(all), free(parts), free(ml), free(ml_parts), free(k), free(v);
+        data_free(&t), data_free(&own);
+    }
+    fixture_close(&f);
+}
+
 /* A key far above all others, met late, makes everything before it vanish, and one met first makes everything after vanish. */
 Test(attn_prefill, large_logits_stay_finite)
 {
@@ -156,9 +197,9 @@ Test(attn_prefill, refuses_impossible_shapes)
     struct attn_prefill_params good = {.q = q, .n_q = 1, .k = kv, .v = kv, .head_stride = 64, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64, .scale = 1, .out = out};
     struct attn_prefill_params p = good;
     cr_assert_eq(f.ops->attn_prefill(f.devices[0].stream, &p), 0);
-    p = good, p.n_q = 129;
+    p = good, p.n_q = 0;
     cr_assert_eq(f.ops->attn_prefill(f.devices[0].stream, &p), -EINVAL);
-    p = good, p.n_q = 2, p.pos0 = 127;
+    p = good, p.own_k = kv;
     cr_assert_eq(f.ops->attn_prefill(f.devices[0].stream, &p), -EINVAL);
     p = good, p.n_heads = 3, p.n_kv_heads = 2;
     cr_assert_eq(f.ops->attn_prefill(f.devices[0].stream, &p), -EINVAL);

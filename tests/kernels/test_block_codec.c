@@ -48,6 +48,14 @@ static struct block_params params(const struct block_data *b, uint8_t *slice, ui
     return (struct block_params){.layout = &b->layout, .first = b->first, .slice = slice, .k = k, .v = v, .head_stride = (int64_t)BLOCK_TOKENS * b->d};
 }
 
+/* The number of values that the block cannot hold. */
+static int encode(struct fixture *f, int device, const struct block_params *p, bool attended)
+{
+    int32_t n_bad = 1000; /* it is added to */
+    cr_assert_eq(f->ops->block_encode(f->devices[device].stream, p, 1, attended, &n_bad), 0);
+    return n_bad - 1000;
+}
+
 static const struct { enum kv_format format; int n_heads, d; bool first; } shapes[] = {
     {KV_FORMAT_K8V4, 3, 64, true}, {KV_FORMAT_K8V4, 2, 128, false}, {KV_FORMAT_K8V8, 1, 96, true}, {KV_FORMAT_K8V8, 2, 256, false},
     {KV_FORMAT_BF16, 2, 64, true}, {KV_FORMAT_BF16, 1, 32, false},  {KV_FORMAT_K8V4, 1, 32, true}, {KV_FORMAT_K8V4, 1, 160, false},
@@ -116,7 +124,7 @@ Test(block_codec, follows_the_table_of_record)
         data_make(&b, shapes[i].format, shapes[i].n_heads, shapes[i].d, shapes[i].first, 3 + i);
         uint8_t *slice = slice_make(&b);
         struct block_params p = params(&b, slice, b.k, b.v);
-        cr_assert_eq(f.ops->block_encode(f.devices[0].stream, &p, false), 0);
+        cr_assert_eq(encode(&f, 0, &p, false), 0);
         for (int h = 0; h < b.n_heads; h++)
             for (int s = 0; s < BLOCK_SUBPAGES; s++)
                 check_subpage(&b, slice, h, s);
@@ -138,18 +146,18 @@ Test(block_codec, all_ways_give_the_same_bits)
         size_t bytes = b.layout.slice_bytes[b.first];
         uint8_t *expected = slice_make(&b);
         struct block_params p = params(&b, expected, b.k, b.v);
-        cr_assert_eq(f.ops->block_encode(f.devices[0].stream, &p, false), 0);
+        cr_assert_eq(encode(&f, 0, &p, false), 0);
         for (int dev = 0; dev < f.n; dev++) {
             uint8_t *slice = aligned_zeros(bytes);
             uint16_t *k = copy_bf16(b.k, b.n_values), *v = copy_bf16(b.v, b.n_values), *k2 = copy_bf16(b.k, b.n_values), *v2 = copy_bf16(b.v, b.n_values);
             p = params(&b, slice, k, v);
-            cr_assert_eq(f.ops->block_encode(f.devices[dev].stream, &p, false), 0);
+            cr_assert_eq(encode(&f, dev, &p, false), 0);
             cr_assert_eq(memcmp(slice, expected, bytes), 0);
             cr_assert_eq(memcmp(k, b.k, b.n_values * 2), 0);
-            cr_assert_eq(f.ops->block_encode(f.devices[dev].stream, &p, true), 0);
+            cr_assert_eq(encode(&f, dev, &p, true), 0);
             cr_assert_eq(memcmp(slice, expected, bytes), 0);
             p = params(&b, slice, k2, v2);
-            cr_assert_eq(f.ops->block_decode(f.devices[dev].stream, &p), 0);
+            cr_assert_eq(f.ops->block_decode(f.devices[dev].stream, &p, 1), 0);
             cr_assert_eq(memcmp(k, k2, b.n_values * 2), 0);
             cr_assert_eq(memcmp(v, v2, b.n_values * 2), 0);
             for (int t = 0; t < BLOCK_TOKENS; t++) {
@@ -182,9 +190,9 @@ Test(block_codec, coding_twice_stays_close)
         uint8_t *slice = slice_make(&b);
         uint16_t *k = copy_bf16(b.k, b.n_values), *v = copy_bf16(b.v, b.n_values);
         struct block_params p = params(&b, slice, k, v);
-        f.ops->block_encode(f.devices[f.n - 1].stream, &p, true);
+        encode(&f, f.n - 1, &p, true);
         uint16_t *k_once = copy_bf16(k, b.n_values), *v_once = copy_bf16(v, b.n_values);
-        f.ops->block_encode(f.devices[f.n - 1].stream, &p, true);
+        encode(&f, f.n - 1, &p, true);
         if (shapes[i].format == KV_FORMAT_BF16) {
             cr_assert_eq(memcmp(k, k_once, b.n_values * 2), 0);
             cr_assert_eq(memcmp(v, v_once, b.n_values * 2), 0);
@@ -233,7 +241,7 @@ Test(block_codec, odd_rows_are_defined)
                 uint8_t *slice = slice_make(&b);
                 uint16_t *k = copy_bf16(b.k, b.n_values), *v = copy_bf16(b.v, b.n_values);
                 struct block_params p = params(&b, slice, k, v);
-                cr_assert_eq(f.ops->block_encode(f.devices[dev].stream, &p, true), n_bad);
+                cr_assert_eq(encode(&f, dev, &p, true), n_bad);
                 for (size_t j = 0; j < b.n_values; j++)
                     cr_assert((k[j] & 0x7F80) != 0x7F80 && (v[j] & 0x7F80) != 0x7F80, "all that is read back is finite");
                 const uint16_t *row = k + 20 * 64;
@@ -258,5 +266,48 @@ Test(block_codec, odd_rows_are_defined)
             free(expected);
             data_free(&b);
         }
+    fixture_close(&f);
+}
+
+/* Blocks of one call are coded as if alone, from rows that lie elsewhere and stay as they are. */
+Test(block_codec, many_blocks_from_exact_rows)
+{
+    enum { BLOCKS = 3 };
+    struct fixture f;
+    fixture_open(&f);
+    struct block_data b[BLOCKS];
+    struct block_params one[BLOCKS], many[BLOCKS];
+    uint8_t *slices[2][BLOCKS];
+    uint16_t *rows[4][BLOCKS]; /* alone: k, v in place; together: k, v apart from the exact ones */
+    int n_alone = 0;
+    int32_t n_bad = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        data_make(&b[i], KV_FORMAT_K8V4, 2, 64, i == 0, 70 + (uint64_t)i);
+        b[i].k[i * 64 * 20] = 0x7F80;
+        for (int j = 0; j < 4; j++)
+            rows[j][i] = j < 2 ? copy_bf16(j % 2 ? b[i].v : b[i].k, b[i].n_values) : aligned_zeros(b[i].n_values * 2);
+        for (int j = 0; j < 2; j++)
+            slices[j][i] = slice_make(&b[i]);
+        one[i] = params(&b[i], slices[0][i], rows[0][i], rows[1][i]);
+        many[i] = params(&b[i], slices[1][i], rows[2][i], rows[3][i]);
+        many[i].layout = &b[0].layout;
+        many[i].exact_k = b[i].k, many[i].exact_v = b[i].v, many[i].exact_stride = (int64_t)BLOCK_TOKENS * 64;
+        n_alone += encode(&f, f.n - 1, &one[i], true);
+    }
+    cr_assert_eq(f.ops->block_encode(f.devices[f.n - 1].stream, many, BLOCKS, true, &n_bad), 0);
+    cr_expect(n_alone == BLOCKS && n_bad == BLOCKS, "%d alone, %d together", n_alone, n_bad);
+    for (int i = 0; i < BLOCKS; i++) {
+        cr_expect_eq(memcmp(slices[0][i], slices[1][i], b[i].layout.slice_bytes[b[i].first]), 0, "block %d", i);
+        cr_expect(memcmp(rows[0][i], rows[2][i], b[i].n_values * 2) == 0 && memcmp(rows[1][i], rows[3][i], b[i].n_values * 2) == 0, "block %d", i);
+        memset(rows[2][i], 0, b[i].n_values * 2);
+    }
+    cr_assert_eq(f.ops->block_decode(f.devices[f.n - 1].stream, many, BLOCKS), 0);
+    for (int i = 0; i < BLOCKS; i++) {
+        cr_expect(memcmp(rows[0][i], rows[2][i], b[i].n_values * 2) == 0, "block %d", i);
+        for (int j = 0; j < 4; j++)
+            free(rows[j][i]);
+        free(slices[0][i]), free(slices[1][i]);
+        data_free(&b[i]);
+    }
     fixture_close(&f);
 }

@@ -27,23 +27,64 @@ static void block(struct ops_test *t, enum kv_format format, int n_heads, int d,
     struct block_params cpu = {.layout = &layout, .first = first, .slice = slice, .k = k, .v = v, .head_stride = (int64_t)stride}, gpu = cpu;
     gpu.slice = dslice, gpu.k = dk, gpu.v = dv;
     const char *shape = ops_test_shape("block %s heads %d d %d first %d attended %d odd %d", kv_format_name(format), n_heads, d, first, attended, odd);
-    ops_test_true(t, shape, t->cpu_ops->block_encode(t->cpu, &cpu, attended) == n_bad && t->gpu_ops->block_encode(t->gpu, &gpu, attended) == n_bad);
+    int32_t cpu_bad = 7, *gpu_bad = ops_test_upload(t, &cpu_bad, sizeof cpu_bad);
+    ops_test_true(t, shape, t->cpu_ops->block_encode(t->cpu, &cpu, 1, attended, &cpu_bad) == 0 && t->gpu_ops->block_encode(t->gpu, &gpu, 1, attended, gpu_bad) == 0);
+    gpu_bad = ops_test_download(t, gpu_bad, sizeof *gpu_bad);
+    ops_test_true(t, shape, cpu_bad == 7 + n_bad && *gpu_bad == 7 + n_bad);
     uint8_t *coded = ops_test_download(t, dslice, slice_bytes);
     uint16_t *gk = ops_test_download(t, dk, bytes), *gv = ops_test_download(t, dv, bytes);
     ops_test_same(t, shape, slice, coded, slice_bytes);
     ops_test_same(t, shape, k, gk, bytes);
     ops_test_same(t, shape, v, gv, bytes);
     free(gk), free(gv);
-    t->cpu_ops->block_decode(t->cpu, &cpu);
-    ops_test_true(t, shape, t->gpu_ops->block_decode(t->gpu, &gpu) == 0);
+    t->cpu_ops->block_decode(t->cpu, &cpu, 1);
+    ops_test_true(t, shape, t->gpu_ops->block_decode(t->gpu, &gpu, 1) == 0);
     gk = ops_test_download(t, dk, bytes), gv = ops_test_download(t, dv, bytes);
     ops_test_same(t, shape, k, gk, bytes);
     ops_test_same(t, shape, v, gv, bytes);
-    free(k), free(v), free(slice), free(coded), free(gk), free(gv);
+    free(k), free(v), free(slice), free(coded), free(gk), free(gv), free(gpu_bad);
+}
+
+/* Several blocks of one call, from exact rows that are apart from where the attended values go, as a chunk of a prompt codes them. */
+static void blocks(struct ops_test *t, enum kv_format format, int n, int n_heads, int d, bool first)
+{
+    struct block_layout layout;
+    block_layout_init(&layout, format, 1, (uint32_t)n_heads, (uint32_t)d);
+    const size_t rows = (size_t)(n * BLOCK_TOKENS * d), bytes = rows * (size_t)n_heads * 2, own_rows = rows + (size_t)(16 * d), own_bytes = own_rows * (size_t)n_heads * 2;
+    const size_t slice = (size_t)layout.slice_bytes[1];
+    uint16_t *own_k = ops_test_bf16(t, own_bytes / 2, 3), *own_v = ops_test_bf16(t, own_bytes / 2, .3), *k = ops_test_alloc(bytes), *v = ops_test_alloc(bytes);
+    uint8_t *slices = ops_test_alloc(slice * (size_t)n), *gpu_slices = ops_test_room(t, slice * (size_t)n);
+    uint16_t *gpu_own_k = ops_test_upload(t, own_k, own_bytes), *gpu_own_v = ops_test_upload(t, own_v, own_bytes), *gpu_k = ops_test_room(t, bytes), *gpu_v = ops_test_room(t, bytes);
+    struct block_params cpu[8], gpu[8];
+    int32_t cpu_bad = 0, *gpu_bad = ops_test_upload(t, &cpu_bad, sizeof cpu_bad);
+    for (int i = 0; i < n; i++) {
+        const size_t at = (size_t)(i * BLOCK_TOKENS * d);
+        cpu[i] = (struct block_params){.layout = &layout, .first = first && i == 0, .slice = slices + slice * (size_t)i, .k = k + at, .v = v + at, .head_stride = (int64_t)rows, .exact_k = own_k + at,
+                                       .exact_v = own_v + at, .exact_stride = (int64_t)own_rows};
+        gpu[i] = (struct block_params){.layout = &layout, .first = first && i == 0, .slice = gpu_slices + slice * (size_t)i, .k = gpu_k + at, .v = gpu_v + at, .head_stride = (int64_t)rows,
+                                       .exact_k = gpu_own_k + at, .exact_v = gpu_own_v + at, .exact_stride = (int64_t)own_rows};
+    }
+    const char *shape = ops_test_shape("%d blocks %s heads %d d %d first %d", n, kv_format_name(format), n_heads, d, first);
+    ops_test_true(t, shape, t->cpu_ops->block_encode(t->cpu, cpu, n, true, &cpu_bad) == 0 && t->gpu_ops->block_encode(t->gpu, gpu, n, true, gpu_bad) == 0);
+    uint8_t *coded = ops_test_download(t, gpu_slices, slice * (size_t)n);
+    uint16_t *gk = ops_test_download(t, gpu_k, bytes), *gv = ops_test_download(t, gpu_v, bytes);
+    ops_test_same(t, shape, slices, coded, slice * (size_t)n);
+    ops_test_same(t, shape, k, gk, bytes);
+    ops_test_same(t, shape, v, gv, bytes);
+    free(coded), free(gk), free(gv);
+    ops_test_true(t, shape, t->gpu_ops->block_decode(t->gpu, gpu, n) == 0);
+    gk = ops_test_download(t, gpu_k, bytes), gv = ops_test_download(t, gpu_v, bytes);
+    ops_test_same(t, shape, k, gk, bytes);
+    ops_test_same(t, shape, v, gv, bytes);
+    free(own_k), free(own_v), free(k), free(v), free(slices), free(gk), free(gv);
 }
 
 void test_ops_blocks(struct ops_test *t)
 {
+    blocks(t, KV_FORMAT_K8V4, 3, 2, 64, true);
+    blocks(t, KV_FORMAT_K8V8, 5, 1, 96, false);
+    blocks(t, KV_FORMAT_BF16, 2, 2, 64, true);
+    ops_test_true(t, "no blocks", t->gpu_ops->block_encode(t->gpu, NULL, 0, true, NULL) == 0 && t->gpu_ops->block_decode(t->gpu, NULL, 0) == 0);
     block(t, KV_FORMAT_K8V4, 2, 64, true, true, false);
     block(t, KV_FORMAT_K8V4, 1, 128, false, false, true);
     block(t, KV_FORMAT_K8V4, 1, 160, false, true, false);

@@ -48,11 +48,12 @@ static void pool_make(struct ops_test *t, const struct decode_case *c, const str
 {
     const size_t extent = layout->block_bytes[1], head = (size_t)(BLOCK_TOKENS * c->d);
     p->pool = ops_test_alloc(extent * (size_t)(c->n_blocks + 1));
+    int32_t n_bad = 0;
     for (int b = 0; b < c->n_blocks; b++) {
         uint16_t *k = ops_test_bf16(t, ITEMS * head, 1), *v = ops_test_bf16(t, ITEMS * head, 1);
         const struct block_params params = {.layout = layout, .first = b == 0, .slice = p->pool + extent * (size_t)b + block_slice_offset(layout, b == 0, LAYER), .k = k, .v = v,
                                             .head_stride = BLOCK_TOKENS * c->d};
-        t->cpu_ops->block_encode(t->cpu, &params, false);
+        t->cpu_ops->block_encode(t->cpu, &params, 1, false, &n_bad);
         free(k), free(v);
     }
 }

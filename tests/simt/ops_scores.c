@@ -100,7 +100,8 @@ static void summaries(struct ops_test *t, enum page_scorer scorer, enum kv_forma
     uint16_t *k = ops_test_bf16(t, (size_t)(BLOCK_TOKENS * d), 2);
     uint8_t *slice = ops_test_alloc(layout.slice_bytes[1]);
     struct block_params params = {.layout = &layout, .first = true, .slice = slice, .k = k, .v = k, .head_stride = BLOCK_TOKENS * d};
-    t->cpu_ops->block_encode(t->cpu, &params, false);
+    int32_t n_bad = 0;
+    t->cpu_ops->block_encode(t->cpu, &params, 1, false, &n_bad);
     uint8_t *gpu_slice = ops_test_upload(t, slice, layout.slice_bytes[1]);
     const struct kv_block block = {.data = slice}, gpu_block = {.data = gpu_slice};
     uint16_t masks[BLOCK_SUBPAGES];

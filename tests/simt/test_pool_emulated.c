@@ -88,11 +88,12 @@ Test(pool_emulated, a_cpu_and_a_gpu_share_a_pool_but_no_blocks)
 
 static struct side *watched;
 static int n_coded;
-static int watched_encode(struct stream *s, const struct block_params *p, bool attended)
+static int watched_encode(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad)
 {
-    n_coded++;
-    cr_assert((uint64_t)(p->slice - watched->pool) >= watched->pool_bytes, "a kernel writes to the pool");
-    return tidepool_cuda_backend()->ops->block_encode(s, p, attended);
+    n_coded += n;
+    for (int i = 0; i < n; i++)
+        cr_assert((uint64_t)(blocks[i].slice - watched->pool) >= watched->pool_bytes, "a kernel writes to the pool");
+    return tidepool_cuda_backend()->ops->block_encode(s, blocks, n, attended, bad);
 }
 
 Test(pool_emulated, no_kernel_writes_to_the_pool)

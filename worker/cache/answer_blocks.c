@@ -30,21 +30,29 @@ static struct fast_rows window_rows(const struct sequence *seq, int layer, int b
     return rows;
 }
 
+/* engine->slices become those of the block in all layers, with its rows in the recent window. */
+static void window_slices(struct sequence *seq, int block)
+{
+    for (int layer = 0; layer < seq->engine->model->config.n_layers; layer++) {
+        const struct fast_rows rows = window_rows(seq, layer, block);
+        seq->engine->slices[layer] = sequence_block_params(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
+    }
+}
+
 int answer_block_complete(struct sequence *seq)
 {
     const struct engine *e = seq->engine;
     const struct model *m = e->model;
     const int block = completed_block(seq, seq->n_tokens);
-    for (int layer = 0; block >= 0 && layer < m->config.n_layers; layer++) {
-        const struct fast_rows rows = window_rows(seq, layer, block);
-        const struct block_params p = sequence_block_params(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
-        const int r = m->ops->block_encode(m->stream, &p, e->attended);
-        if (r != 0)
-            return r < 0 ? r : -ERANGE;
-    }
-    if (block >= 0)
+    if (block < 0)
+        return 0;
+    window_slices(seq, block);
+    int r = m->ops->block_encode(m->stream, e->slices, m->config.n_layers, e->attended, seq->bad);
+    if (r >= 0)
+        r = sequence_blocks_check(seq);
+    if (r >= 0)
         block_move_start(seq, block);
-    return 0;
+    return r;
 }
 
 /* The last token has to be decoded, for its logits. Exact rows are in no block: then all is decoded again. */
@@ -105,14 +113,10 @@ void sequence_retire_answer(struct sequence *seq)
 
 static int restore_window(struct sequence *seq, int block)
 {
-    const int n_layers = seq->engine->model->config.n_layers;
-    int r = 0;
-    for (int layer = 0; r >= 0 && layer < n_layers; layer++) {
-        const struct fast_rows rows = window_rows(seq, layer, block);
-        r = sequence_block_load(seq, layer, block, rows.recent_k, rows.recent_v, rows.recent_stride);
-    }
+    const struct model *m = seq->engine->model;
+    window_slices(seq, block);
     seq->stats.bytes_loaded += seq->leases[block].length;
-    return r;
+    return m->ops->block_decode(m->stream, seq->engine->slices, m->config.n_layers);
 }
 
 int answer_blocks_restore(struct sequence *seq)

@@ -100,6 +100,7 @@ static size_t op_scratch_bytes(const struct engine *engine)
         .scorer = config->scorer->kernel,
         .fetch_blocks = config->fetch_unit == BLOCK_TOKENS,
         .n_keys = config->max_context,
+        .n_queries = config->chunk,
         .n_window = config->selector->n_window,
         .n_bias_pairs = c->qkv_bias ? KEY_BIAS_PAIRS_MAX : 0,
     };
@@ -112,12 +113,17 @@ static size_t line_floats(int64_t n)
     return ((size_t)n + 15) / 16 * 16;
 }
 
+static size_t round64(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
 /* Pieces of less than 96 KiB, slices of small models, cross the bus at less than a third of its rate, which they can afford. */
 static void size_loads(const struct engine *engine, struct engine_sizes *s)
 {
     const size_t limit = engine->config.load_staging ? engine->config.load_staging : LOAD_STAGING;
     const size_t group = limit / 2 < LOAD_GROUP ? limit / 2 : LOAD_GROUP;
-    s->load_slice = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63;
+    s->load_slice = round64(engine->layout.slice_bytes[1]);
     s->load_group = 1;
     while (s->load_group < PREFIX_LOAD_BLOCKS && 2 * (size_t)s->load_group * s->load_slice <= group)
         s->load_group *= 2;
@@ -143,14 +149,17 @@ static void size_engine(struct engine *engine)
         s->collective = m->collective_ops->device_bytes(m->config.shard.n_ranks, MODEL_GATHER_COLUMNS(&m->config));
         s->collective_host = m->collective_ops->host_bytes(m->config.shard.n_ranks);
     }
+    if (engine->attended)
+        s->own = round64(2 * (size_t)m->config.n_kv_heads * (size_t)engine->own_rows * (size_t)m->config.head_dim * sizeof(bf16_t));
     if (!properties.host_memory) {
-        s->staging = ((size_t)engine->layout.slice_bytes[1] + 63) & ~(size_t)63; /* block 0's are the longer ones */
+        s->slice = round64(engine->layout.slice_bytes[1]); /* block 0's are the longer ones */
+        s->staging = (size_t)engine->n_chunk_blocks * s->slice;
         s->compare = COMPARE_BYTES;
         s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->counts + s->staging + s->collective;
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->counts + s->own + s->staging + s->collective;
 }
 
 static int alloc_device(struct engine *engine)
@@ -166,6 +175,8 @@ static int alloc_device(struct engine *engine)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
     if (r >= 0 && s->counts)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->counts, (void **)&engine->counts);
+    if (r >= 0 && s->own)
+        r = m->dev->alloc(m->device, MEM_WORKSPACE, s->own, (void **)&engine->own);
     if (r >= 0 && s->staging)
         r = m->dev->alloc(m->device, MEM_STAGING, s->staging, (void **)&engine->staging);
     if (r >= 0 && s->staging)
@@ -198,10 +209,18 @@ static size_t host_counts(const struct engine *engine)
     return engine->sizes.counts ? (size_t)engine->config.max_batch : 0;
 }
 
+/* Blocks of one call: a chunk completes them, a unit loads them, or one block of an answer has all layers. */
+static size_t slices_max(const struct engine *engine)
+{
+    const int most = engine->n_chunk_blocks > PREFIX_LOAD_BLOCKS ? engine->n_chunk_blocks : PREFIX_LOAD_BLOCKS;
+    return (size_t)(most > engine->model->config.n_layers ? most : engine->model->config.n_layers);
+}
+
 size_t engine_host_bytes(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
-    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + n_items * sizeof(*engine->items) +
+    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + slices_max(engine) * sizeof(*engine->slices) +
+           n_items * sizeof(*engine->items) +
            chosen_pages(engine) * sizeof(*engine->chosen) + mask_rows(engine) * sizeof(*engine->mask_rows) + host_counts(engine) * sizeof(*engine->host_counts) + engine->sizes.compare +
            engine->sizes.collective_host;
 }
@@ -211,6 +230,7 @@ static int alloc_host(struct engine *engine)
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads, n_chosen = chosen_pages(engine);
     engine->dst = calloc((size_t)engine->n_max, sizeof(*engine->dst));
     engine->positions = calloc((size_t)engine->n_max, sizeof(*engine->positions));
+    engine->slices = calloc(slices_max(engine), sizeof(*engine->slices));
     engine->items = calloc(n_items, sizeof(*engine->items));
     engine->mask_rows = calloc(mask_rows(engine) + 1, sizeof(*engine->mask_rows));
     if (n_chosen)
@@ -219,7 +239,7 @@ static int alloc_host(struct engine *engine)
         engine->host_counts = calloc(host_counts(engine), sizeof(*engine->host_counts));
     if (engine->sizes.compare)
         engine->compare = malloc(engine->sizes.compare);
-    if (!engine->dst || !engine->positions || !engine->items || !engine->mask_rows || (!engine->chosen && n_chosen) || (!engine->host_counts && engine->sizes.counts) ||
+    if (!engine->dst || !engine->positions || !engine->slices || !engine->items || !engine->mask_rows || (!engine->chosen && n_chosen) || (!engine->host_counts && engine->sizes.counts) ||
         (!engine->compare && engine->sizes.compare))
         return -ENOMEM;
     return 0;
@@ -244,6 +264,9 @@ static void derive(struct engine *engine)
     /* Where all is attended nobody chooses. */
     engine->summary_bytes = engine->fetch_pages == INT32_MAX ? 0 : page_summary_bytes(c->scorer->kernel, engine->model->config.head_dim);
     engine->n_max = c->chunk > c->max_batch ? c->chunk : c->max_batch;
+    /* A chunk may begin behind the first token of a block. */
+    engine->own_rows = c->chunk + BLOCK_TOKENS - 1;
+    engine->n_chunk_blocks = engine->own_rows / BLOCK_TOKENS;
     engine->n_logit_rows = c->max_batch > LOGIT_ROWS ? c->max_batch : LOGIT_ROWS;
     if (engine->n_logit_rows > engine->n_max)
         engine->n_logit_rows = engine->n_max;
@@ -311,6 +334,7 @@ void engine_free(struct engine *engine)
     free(engine->chosen);
     free(engine->mask_rows);
     free(engine->items);
+    free(engine->slices);
     free(engine->positions);
     free(engine->dst);
     const struct model *m = engine->model;
@@ -320,6 +344,7 @@ void engine_free(struct engine *engine)
     m->dev->stream_free(engine->in);
     m->dev->free(m->device, engine->staging);
     m->dev->free(m->device, engine->counts);
+    m->dev->free(m->device, engine->own);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);
     key_bias_tables_fini(&engine->bias);

@@ -26,7 +26,7 @@ struct sequence_plan {
     int n_resident;               /* layers whose full KV is resident during prefill */
     bool bridge_on_host;          /* sequence_plan_choose decides these two */
     bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
-    size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes;
+    size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes, bad_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
 
@@ -49,7 +49,7 @@ size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequen
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_KEPT, PIECE_TABLE, PIECE_MASKS, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_KEPT, PIECE_TABLE, PIECE_MASKS, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_BAD, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -80,7 +80,9 @@ struct engine_sizes {
     size_t activations; /* model_workspace */
     size_t bias;        /* key_bias_tables */
     size_t ops;         /* what an op takes for the time of its call */
-    size_t staging;     /* MEM_STAGING, as the only one here: a slice on its way to the pool; 0 where ops write to the pool */
+    size_t own;         /* exact K and V of a chunk; 0 with exact values */
+    size_t slice;       /* one of the staging area's */
+    size_t staging;     /* MEM_STAGING, as the only one here: slices of a chunk on their way to the pool; 0 where ops write to the pool */
     size_t load_slice;  /* of a cached slice on its way in, and how many of them are loaded under one event, and at most at a time: */
     int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
     size_t collective;  /* what a rank's communicator holds of the device, */
@@ -101,6 +103,8 @@ struct engine {
     int fetch_pages;              /* of whole units; INT32_MAX: all */
     size_t summary_bytes;         /* of one sub-page, the sequence's own; 0: the scorer needs none */
     int n_max;                    /* tokens a unit or a step */
+    int n_chunk_blocks;           /* blocks that a chunk can complete */
+    int own_rows;                 /* positions of a chunk, from the start of its first block on */
     int n_logit_rows;
 
     struct engine_sizes sizes;
@@ -109,7 +113,8 @@ struct engine {
     struct model_workspace ws;
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
-    uint8_t *staging;             /* [sizes.staging], one layer's slice of a block, or NULL */
+    bf16_t *own;                  /* [k, v][n_kv_heads, own_rows, head_dim]: a chunk's keys and values as computed, from the start of its first block on; NULL with exact values */
+    uint8_t *staging;             /* [n_chunk_blocks] slices of sizes.slice bytes, one layer's of a chunk's blocks, or NULL */
     uint8_t *compare;             /* host: [sizes.compare], or NULL */
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
     float *hidden;                /* [max_batch, dim] of a decode step */
@@ -117,6 +122,7 @@ struct engine {
     float *logits;                /* [n_logit_rows, n_vocab] */
     struct kv_dst *dst;           /* [n_max] */
     int32_t *positions;           /* [n_max] */
+    struct block_params *slices;  /* blocks of one call: a chunk completes them, a unit loads them, or one block of an answer has all layers */
     struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
     int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched, or the device counts */
     struct page_counts *counts;   /* [max_batch] device, or NULL when the host counts */
@@ -130,6 +136,18 @@ struct engine {
     int n_sequences;
 };
 
+static inline int64_t engine_own_stride(const struct engine *engine)
+{
+    return (int64_t)engine->own_rows * engine->model->config.head_dim;
+}
+static inline bf16_t *engine_own_k(const struct engine *engine)
+{
+    return engine->own;
+}
+static inline bf16_t *engine_own_v(const struct engine *engine)
+{
+    return engine->own ? engine->own + engine->model->config.n_kv_heads * engine_own_stride(engine) : NULL;
+}
 /* First recent position of a sequence whose prompt has n_prompt tokens, when n tokens have K and V. */
 static inline int engine_recent_first(const struct engine *engine, int n_prompt, int n)
 {
@@ -199,13 +217,13 @@ void sequence_blocks_find(struct sequence *seq, const struct sequence_request *r
 /* Private extents for what the pool did not take. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err);
 void sequence_blocks_fini(struct sequence *seq);
-/* Block `block` of the prompt is complete in `layer`: codes it, or takes what the pool already has. k, v: head h, token t at + h * head_stride + t * head_dim.
- * -ERANGE when K or V hold what the block cannot (block_encode). */
-int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
-/* Decodes a cached block's layer into k, v. */
-int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
-/* All layers of block `block` are written. Negative: the device has failed. */
-int sequence_block_seal(struct sequence *seq, int block);
+/* Blocks first .. first+n-1 of the prompt are complete in `layer`: codes them, or takes what the pool already has; the values that the blocks give back are in the layer's K and V then, unless
+ * values are exact. What is coded lies in engine->own from its start on (with exact values in the layer's K and V). n <= n_chunk_blocks. */
+int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n);
+/* Waits for the device. -ERANGE when any block that was coded so far had keys or values that it cannot hold (block_encode). */
+int sequence_blocks_check(struct sequence *seq);
+/* All layers of blocks first .. first+n-1 are written and checked, and the device was waited for since. */
+void sequence_blocks_seal(struct sequence *seq, int first, int n);
 struct block_params sequence_block_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
 /* Leases the longest sealed run of keys[first..last-1] and returns its length. A store that does not answer in time has nothing. */
 int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);
@@ -285,7 +303,7 @@ struct prefill {
     struct bridge bridge;
     struct prefix_loads loads;
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
-    float *columns;         /* column sums [n_resident][n_kv_heads, n_prompt], then (m, l) [BLOCK_TOKENS, n_heads, 2] of the queries at work; NULL without all_queries */
+    float *columns;         /* column sums [n_resident][n_kv_heads, n_prompt], then (m, l) [chunk, n_heads, 2] of the queries at work; NULL without all_queries */
     void *scratch;          /* selector's */
     int32_t *indices;       /* [n_kv_heads * most kept rows of a layer] kept positions of one layer, head after head */
 };
@@ -302,7 +320,6 @@ struct sequence {
     struct sequence_plan plan;
     bool shared;            /* uses the pool */
     bool in_step;           /* marks repeats while a batch is checked */
-    bool out_of_range;      /* with peers: a block could not hold this rank's keys or values, and the others have not heard of it yet */
     uint32_t tag;
     int32_t *tokens;        /* [n_total] */
     int n_tokens;           /* positions with K and V */
@@ -329,21 +346,14 @@ struct sequence {
 
     struct prefill prefill;
     float *logits;          /* [n_vocab] device */
+    int32_t *bad;           /* device: values so far that no block can hold */
+    int32_t n_bad;          /* the same, as it was last looked at */
     float *prompt_logprobs; /* [n_prompt - 1] host, or NULL */
     size_t committed_bytes; /* share of engine->committed_bytes */
     struct sequence_stats stats;
 };
 
 void sequence_commit_bytes(struct sequence *seq, size_t bytes);
-/* A block of the prompt cannot hold the keys or values. A rank sees those of its own heads alone, and the others wait for it in this very layer: it goes on, and the prefill ends for all at the end
- * of the layer. */
-static inline int sequence_out_of_range(struct sequence *seq)
-{
-    if (!seq->engine->config.peers)
-        return -ERANGE;
-    seq->out_of_range = true;
-    return 0;
-}
 void sequence_prefill_memory_free(struct sequence *seq);
 
 static inline size_t sequence_list(const struct sequence *seq, int layer, int kv_head)

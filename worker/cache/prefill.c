@@ -73,13 +73,17 @@ static int finish(struct sequence *seq)
     return r;
 }
 
-/* A rank whose heads made numbers that no block holds has gone on so far (sequence_out_of_range). Before a layer is closed the others hear of it. */
-static int agree_on_range(struct sequence *seq, struct unit unit)
+/* No layer is closed over keys or values that its blocks cannot hold. A rank sees those of its own heads alone, and the others wait for it in every layer: so it goes on until here, where they
+ * hear of it. */
+static int check_range(struct sequence *seq, struct unit unit)
 {
-    int32_t result = seq->out_of_range ? -ERANGE : 0;
-    if (unit.kind != UNIT_SELECT || !seq->engine->config.peers)
+    if (unit.kind != UNIT_SELECT)
         return 0;
-    const int r = engine_agree(seq->engine, &result, 1);
+    int r = sequence_blocks_check(seq);
+    if (r < 0 && r != -ERANGE)
+        return engine_lone_error(seq->engine, r);
+    int32_t result = r;
+    r = engine_agree(seq->engine, &result, 1);
     return r < 0 ? r : result;
 }
 
@@ -89,7 +93,7 @@ int sequence_prefill_step(struct sequence *seq)
     if (seq->phase != SEQUENCE_PREFILL)
         return seq->phase == SEQUENCE_DECODE ? 0 : -EINVAL;
     const struct unit unit = unit_at(seq, f->unit);
-    int r = agree_on_range(seq, unit);
+    int r = check_range(seq, unit);
     if (r >= 0)
         r = engine_lone_error(seq->engine, run_unit(seq, unit));
     if (r < 0) {

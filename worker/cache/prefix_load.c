@@ -100,15 +100,14 @@ static int issue_below(struct sequence *seq, int last)
 static int decode_blocks(struct sequence *seq, int layer, int first, int n, int group)
 {
     const struct model *m = seq->engine->model;
-    int r = 0;
-    for (int i = 0; r >= 0 && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         const int64_t offset = (int64_t)(first + i) * BLOCK_TOKENS * m->config.head_dim;
-        struct block_params p = sequence_block_params(seq, layer, first + i, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
+        struct block_params *p = &seq->engine->slices[i];
+        *p = sequence_block_params(seq, layer, first + i, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
         if (group >= 0)
-            p.slice = staged_slice(seq, group, i);
-        r = m->ops->block_decode(m->stream, &p);
+            p->slice = staged_slice(seq, group, i);
     }
-    return r;
+    return m->ops->block_decode(m->stream, seq->engine->slices, n);
 }
 
 /* The next group of the layer, whose copies have been submitted. */

@@ -115,13 +115,15 @@ static int alloc_device_memory(struct sequence *seq)
         [PIECE_FAST] = &seq->fast,     [PIECE_KEPT] = &seq->kept_device, [PIECE_TABLE] = &seq->table,  [PIECE_MASKS] = &seq->masks,
         [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge.rows,
         [PIECE_WINDOW] = &f->window,   [PIECE_COLUMNS] = &f->columns,    [PIECE_SCRATCH] = &f->scratch, [PIECE_INDICES] = &f->indices,
-        [PIECE_LOADS] = &f->loads.ring,
+        [PIECE_LOADS] = &f->loads.ring, [PIECE_BAD] = &seq->bad,
     };
     struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
     sequence_plan_pieces(seq->engine, &seq->plan, f->n_new, pieces);
     for (int i = 0; r >= 0 && i < PIECE_COUNT; i++)
         r = alloc_device(seq, pieces[i].tag, pieces[i].bytes, where[i]);
+    if (r >= 0)
+        r = seq->engine->model->dev->copy(seq->engine->model->stream, seq->bad, &seq->n_bad, sizeof(*seq->bad));
     if (r >= 0)
         r = bridge_open(seq);
     return r >= 0 ? prefix_load_open(seq) : r;
@@ -232,6 +234,7 @@ void sequence_free(struct sequence *seq)
         return;
     const struct model *m = seq->engine->model;
     sequence_prefill_memory_free(seq);
+    m->dev->free(m->device, seq->bad);
     m->dev->free(m->device, seq->logits);
     m->dev->free(m->device, seq->summaries);
     m->dev->free(m->device, seq->masks);

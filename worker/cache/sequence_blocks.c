@@ -229,45 +229,85 @@ struct block_params sequence_block_params(struct sequence *seq, int layer, int b
     };
 }
 
-int sequence_block_load(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
+/* A block that goes through the staging area, at place i of it. */
+static bool is_staged(const struct sequence *seq, int block)
 {
-    const struct model *m = seq->engine->model;
-    const struct block_params p = sequence_block_params(seq, layer, block, k, v, head_stride);
-    return m->ops->block_decode(m->stream, &p);
+    return seq->engine->staging && seq->blocks[block].place == BLOCK_GRANTED;
+}
+static uint8_t *staged_slice(const struct engine *engine, int i)
+{
+    return engine->staging + (size_t)i * engine->sizes.slice;
 }
 
-/* A sealed block past the cached prefix was made by another run of the same tokens: its bytes are those that coding here would give.
- * A kernel that writes to host memory slows down all others, so on a GPU a slice for the pool is coded in device memory and leaves by one copy; the next is coded behind it, on the
- * same stream. */
-int sequence_block_complete(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride)
+/* Block first + i of the prompt, in the layer's K and V. */
+static struct block_params completed_block(struct sequence *seq, int layer, int first, int i)
 {
-    const struct engine *engine = seq->engine;
-    const struct model *m = engine->model;
-    if (seq->blocks[block].place == BLOCK_SEALED)
-        return engine->attended ? sequence_block_load(seq, layer, block, k, v, head_stride) : 0;
-    struct block_params p = sequence_block_params(seq, layer, block, k, v, head_stride);
-    uint8_t *const slice = p.slice;
-    const bool staged = engine->staging && seq->blocks[block].place == BLOCK_GRANTED;
-    if (staged)
-        p.slice = engine->staging;
-    const int r = m->ops->block_encode(m->stream, &p, engine->attended);
-    if (r != 0)
-        return r > 0 ? sequence_out_of_range(seq) : r;
-    return staged ? m->dev->copy(m->stream, slice, engine->staging, engine->layout.slice_bytes[block == 0]) : 0;
+    const struct engine *e = seq->engine;
+    const int d = e->model->config.head_dim;
+    const int64_t at = (int64_t)(first + i) * BLOCK_TOKENS * d, own = (int64_t)i * BLOCK_TOKENS * d;
+    struct block_params p = sequence_block_params(seq, layer, first + i, prefill_k(seq, layer) + at, prefill_v(seq, layer) + at, prefill_head_stride(seq));
+    if (e->own) {
+        p.exact_k = engine_own_k(e) + own;
+        p.exact_v = engine_own_v(e) + own;
+        p.exact_stride = engine_own_stride(e);
+    }
+    if (is_staged(seq, first + i))
+        p.slice = staged_slice(e, i);
+    return p;
 }
 
-int sequence_block_seal(struct sequence *seq, int block)
+/* Slices in the staging area leave by one copy each: a kernel that writes to host memory slows down all others. The area is used again behind the copies, on the same stream. */
+static int copy_staged(struct sequence *seq, int layer, int first, int n)
 {
-    if (seq->blocks[block].place != BLOCK_GRANTED)
-        return 0;
-    struct kv_lease *lease = &seq->leases[block];
+    const struct engine *e = seq->engine;
+    const struct model *m = e->model;
+    int r = 0;
+    for (int b = first; r >= 0 && b < first + n; b++)
+        if (is_staged(seq, b))
+            r = m->dev->copy(m->stream, seq->blocks[b].data + block_slice_offset(&e->layout, b == 0, (uint32_t)layer), staged_slice(e, b - first), e->layout.slice_bytes[b == 0]);
+    return r;
+}
+
+/* A sealed block past the cached prefix was made by another run of the same tokens: its bytes are those that coding here would give. Blocks to code are listed from the front of
+ * engine->slices, blocks to decode from its end. */
+int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n)
+{
+    const struct engine *e = seq->engine;
+    const struct model *m = e->model;
+    int n_coded = 0, decoded = n;
+    ASSERT(n <= e->n_chunk_blocks);
+    for (int i = 0; i < n; i++) {
+        const struct block_params p = completed_block(seq, layer, first, i);
+        if (seq->blocks[first + i].place != BLOCK_SEALED)
+            e->slices[n_coded++] = p;
+        else
+            e->slices[--decoded] = p;
+    }
+    int r = m->ops->block_encode(m->stream, e->slices, n_coded, e->attended, seq->bad);
+    if (r >= 0 && e->attended)
+        r = m->ops->block_decode(m->stream, e->slices + decoded, n - decoded);
+    /* Here the layer's slices of these blocks are complete: in the staging area, in private extents, in the pool. */
+    return r < 0 ? r : copy_staged(seq, layer, first, n);
+}
+
+int sequence_blocks_check(struct sequence *seq)
+{
     const struct model *m = seq->engine->model;
-    const int r = m->dev->stream_sync(m->stream); /* slices may be on their way */
-    if (r < 0)
-        return r;
-    /* When the store is gone the extent stays readable in the mapping for as long as the lease is held; nobody else will find the block. */
-    if (kv_client_seal(seq->engine->store, &lease, 1) >= 0)
-        seq->stats.bytes_to_pool += lease->length;
-    seq->blocks[block].place = BLOCK_SEALED;
-    return 0;
+    int r = m->dev->copy(m->stream, &seq->n_bad, seq->bad, sizeof(seq->n_bad));
+    if (r >= 0)
+        r = m->dev->stream_sync(m->stream);
+    return r < 0 ? r : seq->n_bad ? -ERANGE : 0;
+}
+
+void sequence_blocks_seal(struct sequence *seq, int first, int n)
+{
+    for (int b = first; b < first + n; b++) {
+        struct kv_lease *lease = &seq->leases[b];
+        if (seq->blocks[b].place != BLOCK_GRANTED)
+            continue;
+        /* When the store is gone the extent stays readable in the mapping for as long as the lease is held; nobody else will find the block. */
+        if (kv_client_seal(seq->engine->store, &lease, 1) >= 0)
+            seq->stats.bytes_to_pool += lease->length;
+        seq->blocks[b].place = BLOCK_SEALED;
+    }
 }

@@ -69,9 +69,10 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
     if (p->all_queries)
-        p->columns_bytes = round64(((size_t)p->n_resident * (size_t)c->n_kv_heads * (size_t)p->n_prompt + 2 * BLOCK_TOKENS * (size_t)c->n_heads) * sizeof(float));
+        p->columns_bytes = round64(((size_t)p->n_resident * (size_t)c->n_kv_heads * (size_t)p->n_prompt + 2 * (size_t)min_int(engine->config.chunk, p->n_prompt) * (size_t)c->n_heads) * sizeof(float));
     p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(&shape)) : 0;
     p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)(p->n_kept - p->n_free + p->n_free_max) * sizeof(int32_t));
+    p->bad_bytes = round64(sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
     for (int first = 0; first < 2; first++)
         p->block_bytes[first] = round64(engine->layout.block_bytes[first]);
@@ -148,6 +149,7 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
         [PIECE_MASKS] = {MEM_TABLES, plan->masks_bytes, false},
         [PIECE_SUMMARIES] = {MEM_SUMMARIES, plan->summaries_bytes, false},
         [PIECE_LOGITS] = {MEM_WORKSPACE, plan->logits_bytes, false},
+        [PIECE_BAD] = {MEM_WORKSPACE, plan->bad_bytes, false},
         [PIECE_ACTIVE_KV] = {MEM_ACTIVE_KV, plan->active_kv_bytes, true},
         [PIECE_BRIDGE] = {MEM_BRIDGE, sequence_plan_bridge_bytes(engine, plan, n_new), true},
         [PIECE_LOADS] = {MEM_STAGING, sequence_plan_load_bytes(engine, plan, n_new), true},
