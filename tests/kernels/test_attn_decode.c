@@ -225,8 +225,9 @@ Test(attn_decode, ties_go_to_the_lower_page)
                 v[row * D + i] = ref_bf16_bits(cos(from + i * 3.1));
             }
         }
+        int32_t n_bad = 0;
         struct block_params p = {.layout = &s.layout, .slice = s.pool + s.layout.slice_bytes[1] * (size_t)(b + 1), .k = k, .v = v, .head_stride = BLOCK_TOKENS * D};
-        cr_assert_eq(f.ops->block_encode(f.devices[0].stream, &p, false), 0);
+        cr_assert_eq(f.ops->block_encode(f.devices[0].stream, &p, 1, false, &n_bad), 0);
     }
     for (size_t b = 1; b < ARRAY_LEN(blocks); b++)
         blocks[b].data = s.pool + s.layout.slice_bytes[1] * (1 + (b - 1) % PERIOD);
