@@ -377,6 +377,18 @@ Test(ranks, test_model_with_too_few_heads_is_refused)
     cr_expect(!strstr(c->log, "event=rank_started"), "%s", c->log);
 }
 
+/* The router does not hear of a worker of which one rank cannot work. */
+Test(ranks, test_follower_without_memory_ends_the_start)
+{
+    struct child *first = follower_start(1, "1", "--memory-limit", "100K"), *second = follower_start(2, "2", NULL, NULL), *leader = leader_start(0, "20");
+
+    cr_expect_eq(child_wait(first, WAIT_MS), 2);
+    cr_expect(strstr(first->log, "--memory-limit"), "%s", first->log);
+    cr_expect_eq(child_wait(leader, WAIT_MS), 1);
+    cr_expect(strstr(leader->log, "rank 1: its process has ended") && !strstr(leader->log, "worker_ready"), "%s", leader->log);
+    cr_expect_eq(child_wait(second, WAIT_MS), 1);
+}
+
 Test(ranks, test_options_that_make_no_group)
 {
     static const char *const cases[][7] = {

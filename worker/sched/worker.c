@@ -350,6 +350,8 @@ int worker_create(const struct worker_options *options, struct worker **ret_work
     if (rc == 0)
         rc = open_engine(w, err);
     if (rc == 0)
+        rc = worker_ranks_ready(w, err);
+    if (rc == 0)
         rc = open_schedule(w, err);
     if (rc == 0)
         rc = open_signals(w, err);

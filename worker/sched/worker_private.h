@@ -52,6 +52,7 @@ int worker_ranks_start(struct worker *worker, struct error *err); /* before thre
 int worker_ranks_meet(struct worker *worker, struct error *err);  /* with the device: all are there */
 int worker_ranks_load(struct worker *worker, struct error *err);  /* with the model: all have it, and the communicator is open */
 const struct engine_peers *worker_ranks_peers(struct worker *worker);
+int worker_ranks_ready(struct worker *worker, struct error *err); /* with the engine: all have one, before the router hears of the worker */
 int worker_follow(struct worker *worker);       /* a follower's worker_run */
 void worker_ranks_stop(struct worker *worker);  /* before the engine goes */
 void worker_ranks_free(struct worker *worker);  /* after it */

@@ -216,6 +216,15 @@ const struct engine_peers *worker_ranks_peers(struct worker *w)
     return w->group ? rank_group_peers(w->group) : w->follower ? rank_follower_peers(w->follower) : NULL;
 }
 
+int worker_ranks_ready(struct worker *w, struct error *err)
+{
+    const struct engine_peers *peers = worker_ranks_peers(w);
+    int32_t all = 0;
+    if (!peers || peers->least(peers->arg, &all, 1) >= 0)
+        return 0;
+    return error_set(err, -EIO, "%s", w->group ? rank_group_failure(w->group) : "the leader or another rank has no engine; its log says why");
+}
+
 /* ---- a follower at work ---- */
 
 static void on_ended(void *arg, int result, const char *why)
