@@ -1,4 +1,5 @@
 /* Prefill: each length with each chunk, cold (every block is coded and written to the pool) and warm (all but the last tokens come from it). */
+#include "proto/option_choices.h"
 #include "tests/bench/gpu/gpu_bench.h"
 #include <errno.h>
 #include <stdio.h>
@@ -32,7 +33,7 @@ static int run_prompt(struct gpu_bench *b, struct engine *engine, const int32_t 
     return r < 0 ? error_set(err, r, "prefill of %d tokens: %s", n, strerror(-r)) : 0;
 }
 
-static int measure(struct gpu_bench *b, int n, int chunk, uint64_t document, struct prefill_figures *f, struct error *err)
+static int measure(struct gpu_bench *b, int n, int chunk, enum bridge_place bridge, uint64_t document, struct prefill_figures *f, struct error *err)
 {
     struct engine_config config = b->engine;
     struct engine *engine;
@@ -41,6 +42,7 @@ static int measure(struct gpu_bench *b, int n, int chunk, uint64_t document, str
     if (!tokens)
         return error_set(err, -ENOMEM, "no memory for %d tokens", n);
     config.chunk = chunk;
+    config.bridge = bridge;
     config.max_context = n + 1;
     config.max_batch = 1;
     int r = engine_create(&config, b->model, b->store, &engine, err);
@@ -63,28 +65,33 @@ static int measure(struct gpu_bench *b, int n, int chunk, uint64_t document, str
     return r;
 }
 
-static void print_row(const struct gpu_bench *b, int n, int chunk, const struct prefill_figures *f)
+static void print_row(const struct gpu_bench *b, int n, int chunk, enum bridge_place bridge, const struct prefill_figures *f)
 {
     char memory[512];
     bench_memory_text(&f->memory, memory, sizeof(memory));
-    printf("| %d | %d | %.3f | %.0f | %.3f | %d | %.2f | %s |\n", n, chunk, f->cold_s, n / f->cold_s, f->warm_s, f->warm_cached, (double)f->bytes_to_pool / 1e9, memory);
+    printf("| %d | %d | %s | %.3f | %.0f | %.3f | %d | %.2f | %s |\n", n, chunk, bridge_choices[bridge], f->cold_s, n / f->cold_s, f->warm_s, f->warm_cached, (double)f->bytes_to_pool / 1e9, memory);
     fflush(stdout);
     if (b->json)
-        fprintf(stderr, "{\"figure\": \"prefill\", \"tokens\": %d, \"chunk\": %d, \"cold_s\": %.6f, \"warm_s\": %.6f, \"warm_cached\": %d, \"bytes_to_pool\": %llu, \"peak_bytes\": %zu}\n", n,
-                chunk, f->cold_s, f->warm_s, f->warm_cached, (unsigned long long)f->bytes_to_pool, f->memory.total_peak - f->memory.now[MEM_WEIGHTS]);
+        fprintf(stderr, "{\"figure\": \"prefill\", \"tokens\": %d, \"chunk\": %d, \"bridge\": \"%s\", \"cold_s\": %.6f, \"warm_s\": %.6f, \"warm_cached\": %d, \"bytes_to_pool\": %llu, \"peak_bytes\": %zu}\n", n,
+                chunk, bridge_choices[bridge], f->cold_s, f->warm_s, f->warm_cached, (unsigned long long)f->bytes_to_pool, f->memory.total_peak - f->memory.now[MEM_WEIGHTS]);
 }
 
+/* The bridge has another place only on a device with memory of its own. */
 int bench_prefill(struct gpu_bench *b, struct error *err)
 {
+    static const enum bridge_place places[] = {BRIDGE_DEVICE, BRIDGE_HOST};
+    struct device_properties properties;
+    uint64_t document = 0;
     int r = 0;
-    printf("\n| prompt | chunk | first token, s | tokens/s | warm, s | cached | GB to the pool | peak beyond the weights, MiB |\n|---|---|---|---|---|---|---|---|\n");
-    for (int i = 0; r >= 0 && i < b->prefill_lengths.n; i++)
-        for (int j = 0; r >= 0 && j < b->chunks.n; j++) {
-            const int n = (int)b->prefill_lengths.values[i], chunk = (int)b->chunks.values[j];
-            struct prefill_figures f = {0};
-            r = measure(b, n, chunk, (uint64_t)(i * BENCH_LIST_MAX + j + 1), &f, err);
-            if (r >= 0)
-                print_row(b, n, chunk, &f);
-        }
+    b->dev->properties(b->device, &properties);
+    const int n_places = properties.host_memory ? 1 : 2;
+    printf("\n| prompt | chunk | bridge | first token, s | tokens/s | warm, s | cached | GB to the pool | peak beyond the weights, MiB |\n|---|---|---|---|---|---|---|---|---|\n");
+    for (int i = 0; r >= 0 && i < b->prefill_lengths.n * b->chunks.n * n_places; i++) {
+        const int n = (int)b->prefill_lengths.values[i / (b->chunks.n * n_places)], chunk = (int)b->chunks.values[i / n_places % b->chunks.n];
+        struct prefill_figures f = {0};
+        r = measure(b, n, chunk, places[i % n_places], ++document, &f, err);
+        if (r >= 0)
+            print_row(b, n, chunk, places[i % n_places], &f);
+    }
     return r;
 }

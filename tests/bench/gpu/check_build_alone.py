@@ -34,7 +34,7 @@ def build_and_run():
     with tempfile.TemporaryDirectory() as out:
         subprocess.run([BUILD, out], cwd=ROOT, env=dict(os.environ, CUDA='off'), check=True)
         subprocess.run([os.path.join(out, 'bin', 'tidepool-gpubench'), '--shape', 'smollm2-135m', '--device', 'cpu', '--prefill', '256', '--chunks', '128', '--decode', '1,2',
-                        '--decode-context', '256', '--decode-steps', '2', '--budget', '64', '--fetch', '64', '--page-cache', '0,1', '--pool-size', '64M'], check=True)
+                        '--decode-context', '256', '--decode-steps', '2', '--budget', '64', '--fetch', '64', '--page-cache', '0,1', '--ops-context', '4096', '--pool-size', '64M'], check=True)
 
 
 check_headers()

@@ -17,7 +17,7 @@
 
 struct options {
     const char *shape, *model, *selector, *prefill_lengths, *chunks, *batches, *fetches, *page_caches;
-    int64_t budget, recent, decode_context, decode_steps, pool_size, threads, seed;
+    int64_t budget, recent, decode_context, decode_steps, ops_context, pool_size, threads, seed;
     int device, format;
     bool json;
 };
@@ -38,6 +38,7 @@ static const struct option_spec specs[] = {
     {.name = "decode-steps", .kind = OPTION_INT, FIELD(decode_steps), .fallback = "64", .min = 1, .max = 100000, .metavar = "N", .help = "tokens decoded a measurement"},
     {.name = "fetch", .kind = OPTION_STR, FIELD(fetches), .fallback = "512,2048", .metavar = "LIST", .help = "slow tokens attended per step, layer and KV head"},
     {.name = "page-cache", .kind = OPTION_STR, FIELD(page_caches), .fallback = "32,4,1", .metavar = "LIST", .help = "device memory for fetched sub-pages in GiB, 0: none"},
+    {.name = "ops-context", .kind = OPTION_INT, FIELD(ops_context), .fallback = "131072", .min = 0, .max = 1 << 22, .metavar = "N", .help = "keys over which single ops are measured; 0: they are not"},
     {.name = "pool-size", .kind = OPTION_BYTES, FIELD(pool_size), .fallback = "32G", .min = 1 << 20, .max = INT64_MAX, .metavar = "BYTES", .help = "of the pool in host memory"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 64, .metavar = "N", .help = "of the CPU, for computing there and for filling the pool; 0: one a processor"},
     {.name = "seed", .kind = OPTION_INT, FIELD(seed), .fallback = "1", .min = 0, .max = INT64_MAX, .metavar = "N", .help = "of the random weights"},
@@ -46,8 +47,8 @@ static const struct option_spec specs[] = {
 static const struct option_set option_set = {
     .program = "tidepool-gpubench",
     .summary = "Measures prefill and decoding of one worker's engine in one process.",
-    .examples = "  tidepool-gpubench --shape llama-3.1-8b --prefill 131072 --decode none\n"
-                "  tidepool-gpubench --shape smollm2-135m --device cpu --prefill 2048 --chunks 512 --decode 1,8 --decode-context 2048 --budget 256 --pool-size 1G\n",
+    .examples = "  tidepool-gpubench --shape llama-3.1-8b --prefill 131072 --decode none --ops-context 0\n"
+                "  tidepool-gpubench --shape smollm2-135m --device cpu --prefill 2048 --chunks 512 --decode 1,8 --decode-context 2048 --ops-context 4096 --budget 256 --pool-size 1G\n",
     .specs = specs,
     .n_specs = ARRAY_LEN(specs),
 };
@@ -208,6 +209,8 @@ static int run(const struct options *o, struct gpu_bench *b, struct error *err)
     r = open_model(o, b, err);
     if (r >= 0)
         r = open_pool(o, b, err);
+    if (r >= 0 && o->ops_context)
+        r = bench_hot_ops(b, (int)o->ops_context, err);
     if (r >= 0 && b->prefill_lengths.n)
         r = bench_prefill(b, err);
     return r >= 0 ? bench_decode(b, err) : r;

@@ -36,5 +36,7 @@ void bench_memory_text(const struct device_memory_stats *stats, char *text, size
 
 /* Time to the logits of the first token, peak memory, and what it takes when the prompt's blocks are in the pool. */
 int bench_prefill(struct gpu_bench *b, struct error *err);
+/* The hot ops alone, against a copy and a product of the same run, over n_keys keys. */
+int bench_hot_ops(struct gpu_bench *b, int n_keys, struct error *err);
 /* Tokens/s of sequences that share a document. */
 int bench_decode(struct gpu_bench *b, struct error *err);

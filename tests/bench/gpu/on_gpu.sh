@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../../.."
 out=${1:-build-gpu}
-parts=${PARTS:-build ops sanitizer prefill decode peer}
+parts=${PARTS:-build ops sanitizer hot_ops prefill decode peer}
 mkdir -p "$out"
 failed=
 part() { # NAME SECONDS COMMAND...
@@ -36,8 +36,9 @@ main() {
     part build 150 tests/bench/gpu/build.sh "$out"
     part ops 60 "$out/bin/ops_test"
     part sanitizer 90 bash -c sanitizer
-    part prefill 120 "$bench" --device cuda --decode none
-    part decode 150 "$bench" --device cuda --prefill none --decode-steps 32
+    part hot_ops 60 "$bench" --device cuda --prefill none --decode none --pool-size 64M
+    part prefill 120 "$bench" --device cuda --ops-context 0 --decode none
+    part decode 150 "$bench" --device cuda --ops-context 0 --prefill none --decode-steps 32
     part peer 60 python3 tests/bench/gpu/peer_full_kv.py
     printf '\n%s\n' "${failed:+FAILED:$failed}"
     [ -z "$failed" ]
