@@ -153,7 +153,7 @@ static void size_engine(struct engine *engine)
         s->own = round64(2 * (size_t)m->config.n_kv_heads * (size_t)engine->own_rows * (size_t)m->config.head_dim * sizeof(bf16_t));
     if (!properties.host_memory) {
         s->slice = round64(engine->layout.slice_bytes[1]); /* block 0's are the longer ones */
-        s->staging = (size_t)engine->n_chunk_blocks * s->slice;
+        s->staging = WRITE_HALVES * (size_t)engine->n_chunk_blocks * s->slice;
         s->compare = COMPARE_BYTES;
         s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
         size_loads(engine, s);
@@ -183,6 +183,8 @@ static int alloc_device(struct engine *engine)
         r = m->dev->copy_stream_create(m->device, &engine->in);
     if (r >= 0 && s->staging)
         r = m->dev->copy_stream_create(m->device, &engine->out);
+    if (r >= 0 && s->staging)
+        r = block_writes_open(engine);
     if (r < 0)
         return r;
     m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
@@ -340,6 +342,7 @@ void engine_free(struct engine *engine)
     const struct model *m = engine->model;
     if (engine->op_scratch)
         m->dev->stream_scratch(m->stream, NULL, 0);
+    block_writes_close(engine);
     m->dev->stream_free(engine->out);
     m->dev->stream_free(engine->in);
     m->dev->free(m->device, engine->staging);

@@ -82,13 +82,29 @@ struct engine_sizes {
     size_t ops;         /* what an op takes for the time of its call */
     size_t own;         /* exact K and V of a chunk; 0 with exact values */
     size_t slice;       /* one of the staging area's */
-    size_t staging;     /* MEM_STAGING, as the only one here: slices of a chunk on their way to the pool; 0 where ops write to the pool */
+    size_t staging;     /* MEM_STAGING, as the only one here: slices of two chunks on their way to the pool; 0 where ops write to the pool */
     size_t load_slice;  /* of a cached slice on its way in, and how many of them are loaded under one event, and at most at a time: */
     int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
     size_t collective;  /* what a rank's communicator holds of the device, */
     size_t collective_host; /* and of the host */
     size_t counts;      /* MEM_WORKSPACE: what a step attends, where the device counts; 0 where the host reads its memory */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
+};
+
+/* Slices on their way to the pool (block_writes.c). */
+enum { WRITE_HALVES = 2, WRITE_SEALS = 8 };
+struct block_writes {
+    struct write_half {
+        struct device_event *coded, *left;
+    } halves[WRITE_HALVES];
+    int half;                     /* that the next chunk's slices go to */
+    struct write_seal {
+        struct sequence *seq;     /* NULL: it is gone */
+        int first, n;             /* blocks */
+        struct device_event *left;
+    } seals[WRITE_SEALS];         /* a queue in the order of the copies */
+    int first_seal, n_seals;
+    int32_t *n_bad;               /* pinned [WRITE_SEALS]: values out of range, as the blocks left */
 };
 
 struct engine {
@@ -114,7 +130,8 @@ struct engine {
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
     bf16_t *own;                  /* [k, v][n_kv_heads, own_rows, head_dim]: a chunk's keys and values as computed, from the start of its first block on; NULL with exact values */
-    uint8_t *staging;             /* [n_chunk_blocks] slices of sizes.slice bytes, one layer's of a chunk's blocks, or NULL */
+    uint8_t *staging;             /* [WRITE_HALVES][n_chunk_blocks] slices of sizes.slice bytes, one layer's of a chunk's blocks each half, or NULL */
+    struct block_writes writes;
     uint8_t *compare;             /* host: [sizes.compare], or NULL */
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
     float *hidden;                /* [max_batch, dim] of a decode step */
@@ -222,6 +239,8 @@ void sequence_blocks_fini(struct sequence *seq);
 int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n);
 /* Waits for the device. -ERANGE when any block that was coded so far had keys or values that it cannot hold (block_encode). */
 int sequence_blocks_check(struct sequence *seq);
+/* All layers of blocks first .. first+n-1 of the prompt are coded: they are sealed as soon as their bytes are in the pool and none was out of range, at the latest when the prompt is done. */
+int sequence_blocks_finish(struct sequence *seq, int first, int n);
 /* All layers of blocks first .. first+n-1 are written and checked, and the device was waited for since. */
 void sequence_blocks_seal(struct sequence *seq, int first, int n);
 struct block_params sequence_block_params(struct sequence *seq, int layer, int block, bf16_t *k, bf16_t *v, int64_t head_stride);
@@ -241,6 +260,25 @@ void block_move_make_key(struct sequence *seq, int block);
 void block_publish_start(struct sequence *seq, int first, int n);
 /* The sequence goes away; the answer still to come releases what it brings. */
 void block_move_orphan(struct block_move *move);
+
+/* ---- slices on their way to the pool (block_writes.c), where the device has memory of its own ---- */
+int block_writes_open(struct engine *engine); /* -ENOMEM */
+void block_writes_close(struct engine *engine);
+/* Slice i of the half that is filled next: between begin and end, ops on the model's stream may write there. */
+uint8_t *block_writes_slice(const struct engine *engine, int i);
+int block_writes_begin(struct engine *engine);
+/* The slices of the granted ones of blocks first .. first+n-1 are coded in `layer`, block b's at b - first; they leave. */
+int block_writes_end(struct sequence *seq, int layer, int first, int n);
+/* Blocks first .. first+n-1, whose last slices have been submitted, are sealed when they have left. */
+int block_writes_seal(struct sequence *seq, int first, int n);
+/* Seals what has left; never waits. */
+int block_writes_poll(struct engine *engine);
+/* What of the sequence is to be sealed is: waits. */
+int block_writes_finish(struct sequence *seq);
+/* The same for a sequence that goes, on a device that may have failed. */
+void block_writes_forget(struct sequence *seq);
+/* From here on ops on the model's stream find in the pool what has been submitted for it. */
+int block_writes_join(struct engine *engine);
 
 /* ---- blocks of the answer (answer_blocks.c) ---- */
 /* Space for the block that the next token completes, if it does. -ENOMEM. */

@@ -65,10 +65,12 @@ static int finish(struct sequence *seq)
     for (int b = 0; b < seq->plan.n_blocks; b++)
         if (seq->blocks[b].place == BLOCK_ABSENT || seq->blocks[b].place == BLOCK_PRIVATE)
             staging += seq->plan.block_bytes[b == 0];
+    int r = block_writes_finish(seq);
     sequence_prefill_memory_free(seq);
     sequence_commit_bytes(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + staging);
     seq->n_tokens = seq->plan.n_prompt;
-    const int r = answer_blocks_restore(seq);
+    if (r >= 0)
+        r = answer_blocks_restore(seq);
     seq->phase = r < 0 ? SEQUENCE_FAILED : SEQUENCE_DECODE;
     return r;
 }
@@ -93,7 +95,9 @@ int sequence_prefill_step(struct sequence *seq)
     if (seq->phase != SEQUENCE_PREFILL)
         return seq->phase == SEQUENCE_DECODE ? 0 : -EINVAL;
     const struct unit unit = unit_at(seq, f->unit);
-    int r = check_range(seq, unit);
+    int r = engine_lone_error(seq->engine, block_writes_poll(seq->engine));
+    if (r >= 0)
+        r = check_range(seq, unit);
     if (r >= 0)
         r = engine_lone_error(seq->engine, run_unit(seq, unit));
     if (r < 0) {

@@ -205,12 +205,7 @@ static int finish_last_layer(struct sequence *seq, const struct chunk *c)
     int r = seq->prompt_logprobs ? prompt_logprobs(seq, c) : 0;
     if (r >= 0 && c->first + c->n == seq->plan.n_prompt)
         r = model_logits(m, c->x + (int64_t)(c->n - 1) * m->config.dim, 1, &seq->engine->ws, seq->logits);
-    if (r < 0 || n_completed(c) == 0)
-        return r;
-    r = sequence_blocks_check(seq);
-    if (r >= 0)
-        sequence_blocks_seal(seq, c->origin / BLOCK_TOKENS, n_completed(c));
-    return r == -ERANGE ? 0 : r;
+    return r < 0 ? r : sequence_blocks_finish(seq, c->origin / BLOCK_TOKENS, n_completed(c));
 }
 
 int prefill_chunk_run(struct sequence *seq, int layer, int index)

@@ -204,6 +204,7 @@ static void wait_for_copies(struct sequence *seq)
 void sequence_blocks_fini(struct sequence *seq)
 {
     wait_for_copies(seq);
+    block_writes_forget(seq);
     for (int b = 0; seq->blocks && b < seq->plan.n_blocks; b++) {
         struct sequence_block *block = &seq->blocks[b];
         if (block->move)
@@ -234,10 +235,6 @@ static bool is_staged(const struct sequence *seq, int block)
 {
     return seq->engine->staging && seq->blocks[block].place == BLOCK_GRANTED;
 }
-static uint8_t *staged_slice(const struct engine *engine, int i)
-{
-    return engine->staging + (size_t)i * engine->sizes.slice;
-}
 
 /* Block first + i of the prompt, in the layer's K and V. */
 static struct block_params completed_block(struct sequence *seq, int layer, int first, int i)
@@ -252,42 +249,33 @@ static struct block_params completed_block(struct sequence *seq, int layer, int 
         p.exact_stride = engine_own_stride(e);
     }
     if (is_staged(seq, first + i))
-        p.slice = staged_slice(e, i);
+        p.slice = block_writes_slice(e, i);
     return p;
-}
-
-/* Slices in the staging area leave by one copy each: a kernel that writes to host memory slows down all others. The area is used again behind the copies, on the same stream. */
-static int copy_staged(struct sequence *seq, int layer, int first, int n)
-{
-    const struct engine *e = seq->engine;
-    const struct model *m = e->model;
-    int r = 0;
-    for (int b = first; r >= 0 && b < first + n; b++)
-        if (is_staged(seq, b))
-            r = m->dev->copy(m->stream, seq->blocks[b].data + block_slice_offset(&e->layout, b == 0, (uint32_t)layer), staged_slice(e, b - first), e->layout.slice_bytes[b == 0]);
-    return r;
 }
 
 /* A sealed block past the cached prefix was made by another run of the same tokens: its bytes are those that coding here would give. Blocks to code are listed from the front of
  * engine->slices, blocks to decode from its end. */
 int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n)
 {
-    const struct engine *e = seq->engine;
+    struct engine *e = seq->engine;
     const struct model *m = e->model;
-    int n_coded = 0, decoded = n;
+    int n_coded = 0, decoded = n, n_staged = 0;
     ASSERT(n <= e->n_chunk_blocks);
     for (int i = 0; i < n; i++) {
         const struct block_params p = completed_block(seq, layer, first, i);
+        n_staged += is_staged(seq, first + i);
         if (seq->blocks[first + i].place != BLOCK_SEALED)
             e->slices[n_coded++] = p;
         else
             e->slices[--decoded] = p;
     }
-    int r = m->ops->block_encode(m->stream, e->slices, n_coded, e->attended, seq->bad);
+    int r = n_staged ? block_writes_begin(e) : 0;
+    if (r >= 0)
+        r = m->ops->block_encode(m->stream, e->slices, n_coded, e->attended, seq->bad);
     if (r >= 0 && e->attended)
         r = m->ops->block_decode(m->stream, e->slices + decoded, n - decoded);
     /* Here the layer's slices of these blocks are complete: in the staging area, in private extents, in the pool. */
-    return r < 0 ? r : copy_staged(seq, layer, first, n);
+    return r < 0 || n_staged == 0 ? r : block_writes_end(seq, layer, first, n);
 }
 
 int sequence_blocks_check(struct sequence *seq)
@@ -297,6 +285,22 @@ int sequence_blocks_check(struct sequence *seq)
     if (r >= 0)
         r = m->dev->stream_sync(m->stream);
     return r < 0 ? r : seq->n_bad ? -ERANGE : 0;
+}
+
+/* What does not pass the check ends with the layer. */
+int sequence_blocks_finish(struct sequence *seq, int first, int n)
+{
+    bool granted = false;
+    for (int b = first; b < first + n; b++)
+        granted |= seq->blocks[b].place == BLOCK_GRANTED;
+    if (!granted)
+        return 0;
+    if (seq->engine->out)
+        return block_writes_seal(seq, first, n);
+    const int r = sequence_blocks_check(seq);
+    if (r >= 0)
+        sequence_blocks_seal(seq, first, n);
+    return r == -ERANGE ? 0 : r;
 }
 
 void sequence_blocks_seal(struct sequence *seq, int first, int n)
