@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Steps from a refusal to the next try. Counted in steps, so that a store that is away costs next to nothing however fast they are. */
-enum { RETRY_STEPS_MIN = 8, RETRY_STEPS_MAX = 512 };
+enum { RETRY_STEPS_MIN = 8, RETRY_STEPS_MAX = 512, COPY_STEPS = 4 };
 
 struct block_move {
     struct kv_client *store;
@@ -47,27 +47,109 @@ static bool adopt(struct sequence *seq, int block, struct kv_lease *lease)
     return true;
 }
 
-/* In one piece. The bytes are there when it returns: sealing reads them. */
-static int copy_to_pool(const struct sequence *seq, int block, const struct kv_lease *lease)
+/* A granted block whose bytes are on their way. */
+struct block_copy {
+    struct block_copy *next;
+    int block, steps; /* steps: since it was submitted */
+    struct kv_lease lease;
+    struct device_event *left;
+};
+
+static void copy_free(struct sequence *seq, struct block_copy *copy)
 {
-    const struct model *m = seq->engine->model;
-    const int r = m->dev->copy(m->stream, lease->data, seq->blocks[block].data, lease->length);
-    return r < 0 ? r : m->dev->stream_sync(m->stream);
+    seq->engine->model->dev->event_free(copy->left);
+    free(copy);
 }
 
+/* Behind everything that was submitted, since the block's last slices may be on their way. */
+static int copy_submit(const struct sequence *seq, const struct block_copy *copy)
+{
+    const struct engine *e = seq->engine;
+    const struct device_ops *dev = e->model->dev;
+    struct stream *out = e->out ? e->out : e->model->stream;
+    int r = dev->event_record(copy->left, e->model->stream);
+    if (r >= 0)
+        r = dev->stream_wait(out, copy->left);
+    if (r >= 0)
+        r = dev->copy(out, copy->lease.data, seq->blocks[copy->block].data, copy->lease.length);
+    return r < 0 ? r : dev->event_record(copy->left, out);
+}
+
+/* The bytes are in the pool. Whether the block is sealed. */
+static bool copy_seal(struct sequence *seq, struct block_copy *copy)
+{
+    struct kv_lease *const leases[] = {&copy->lease};
+    if (kv_client_seal(seq->engine->store, leases, 1) < 0)
+        return false;
+    seq->stats.bytes_to_pool += copy->lease.length;
+    return true;
+}
+
+/* The oldest copy is done, or its device has failed. Whether the sequence reads the pool's copy from here on. */
+static bool copy_end(struct sequence *seq, bool done)
+{
+    struct block_copy *copy = seq->copies;
+    bool taken = false;
+    seq->copies = copy->next;
+    if (done && copy_seal(seq, copy))
+        taken = adopt(seq, copy->block, &copy->lease);
+    else
+        kv_client_release(seq->engine->store, &copy->lease, 1);
+    copy_free(seq, copy);
+    return taken;
+}
+
+/* Takes the lease. Where the device's memory is the host's the copy is done at once. */
 static bool on_granted(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    if (copy_to_pool(seq, block, lease) < 0) {
-        kv_client_release(seq->engine->store, lease, 1);
+    const struct engine *e = seq->engine;
+    struct block_copy *copy = calloc(1, sizeof(*copy)), **last = &seq->copies;
+    if (!copy || e->model->dev->event_create(e->model->device, &copy->left) < 0) {
+        kv_client_release(e->store, lease, 1);
+        free(copy);
         return false;
     }
-    struct kv_lease *const leases[] = {lease};
-    if (kv_client_seal(seq->engine->store, leases, 1) < 0) {
-        kv_client_release(seq->engine->store, lease, 1);
+    copy->block = block;
+    copy->lease = *lease;
+    while (*last)
+        last = &(*last)->next;
+    *last = copy;
+    if (copy_submit(seq, copy) < 0) {
+        (void)e->model->dev->stream_sync(e->out ? e->out : e->model->stream);
+        *last = NULL;
+        kv_client_release(e->store, &copy->lease, 1);
+        copy_free(seq, copy);
         return false;
     }
-    seq->stats.bytes_to_pool += lease->length;
-    return adopt(seq, block, lease);
+    return e->out || copy_end(seq, true);
+}
+
+/* Seals what has left. A copy takes a fraction of a step: one that is not done after some is waited for. */
+static void poll_copies(struct sequence *seq)
+{
+    const struct device_ops *dev = seq->engine->model->dev;
+    while (seq->copies) {
+        int r = dev->event_query(seq->copies->left);
+        if (r == 0 && ++seq->copies->steps < COPY_STEPS)
+            return;
+        if (r == 0)
+            r = dev->event_sync(seq->copies->left);
+        (void)copy_end(seq, r >= 0);
+    }
+}
+
+/* Others may go on with an answer whose sequence ends here, and find the block; those of one that is over are of no use. */
+void block_copies_end(struct sequence *seq)
+{
+    const struct device_ops *dev = seq->engine->model->dev;
+    while (seq->copies) {
+        struct block_copy *copy = seq->copies;
+        seq->copies = copy->next;
+        if (seq->phase == SEQUENCE_DECODE && dev->event_query(copy->left) > 0)
+            (void)copy_seal(seq, copy);
+        kv_client_release(seq->engine->store, &copy->lease, 1);
+        copy_free(seq, copy);
+    }
 }
 
 /* Private blocks of a device whose memory the host cannot read come over in pieces. */
@@ -183,7 +265,8 @@ static int first_movable(const struct sequence *seq)
 
 void block_move_retry(struct sequence *seq)
 {
-    if (!seq->shared || seq->stats.private_blocks == 0 || seq->n_moves > 0)
+    poll_copies(seq);
+    if (!seq->shared || seq->stats.private_blocks == 0 || seq->n_moves > 0 || seq->copies)
         return;
     if (seq->retry_left > 0) {
         seq->retry_left--;

@@ -221,6 +221,7 @@ enum block_place {
 };
 
 struct block_move;
+struct block_copy;
 struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
@@ -252,7 +253,7 @@ void sequence_block_free_private(struct sequence *seq, int block);
 void sequence_private_free(struct sequence *seq, uint8_t *data);
 /* Starts moving a complete private block to the pool; never waits, and when the store does not take it the block stays where it is. */
 void block_move_start(struct sequence *seq, int block);
-/* Once a step: tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
+/* Once a step: seals what has arrived in the pool, and tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
 void block_move_retry(struct sequence *seq);
 /* keys[block] of a block made while decoding, from its parent's. */
 void block_move_make_key(struct sequence *seq, int block);
@@ -260,6 +261,8 @@ void block_move_make_key(struct sequence *seq, int block);
 void block_publish_start(struct sequence *seq, int first, int n);
 /* The sequence goes away; the answer still to come releases what it brings. */
 void block_move_orphan(struct block_move *move);
+/* The same for blocks whose bytes are on their way; the device has been waited for. */
+void block_copies_end(struct sequence *seq);
 
 /* ---- slices on their way to the pool (block_writes.c), where the device has memory of its own ---- */
 int block_writes_open(struct engine *engine); /* -ENOMEM */
@@ -368,7 +371,8 @@ struct sequence {
     struct block_key *keys;        /* [n_blocks] */
     struct kv_lease *leases;       /* [n_blocks], held when the block's place says so */
     struct sequence_block *blocks; /* [n_blocks] */
-    int n_moves;            /* on their way to the pool */
+    int n_moves;            /* that the store has been asked for */
+    struct block_copy *copies; /* those that it granted and whose bytes are on their way, the oldest first */
     int retry_wait, retry_left; /* steps from the last refusal to the next try, and how many are left; 0: none was refused */
 
     struct layer_rows *layers; /* [n_layers] */

@@ -205,6 +205,7 @@ void sequence_blocks_fini(struct sequence *seq)
 {
     wait_for_copies(seq);
     block_writes_forget(seq);
+    block_copies_end(seq);
     for (int b = 0; seq->blocks && b < seq->plan.n_blocks; b++) {
         struct sequence_block *block = &seq->blocks[b];
         if (block->move)
