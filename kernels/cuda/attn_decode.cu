@@ -1,7 +1,7 @@
 /* Decode attention of one token: fast rows, scores of the slow sub-pages, the choice, the chosen pages, the merge (kernels.h has the formula), for all items of a call in five kernels:
  *
  *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_parts.cuh
- *   score   what the scorer expects of every sub-page            dp4a on the 2-bit index, attn_index.cuh; the others attn_summary.cuh
+ *   score   what the scorer expects of every sub-page            the 2-bit index once for all that share it, attn_index.cuh; the others attn_summary.cuh
  *   choose  masses, the fetch_pages largest                      one block an item, radix_select.cuh
  *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores
  *   merge   all partials of an item by log-sum-exp               a block a head
@@ -27,21 +27,16 @@ __global__ void __launch_bounds__(32) decode_bias_kernel(const struct decode_arg
     bias_coefficients(a.bias, item.slow.kv_head, item.q + h * a.head_dim, a.head_dim, a.scale, item.ab + h * BIAS_LD);
 }
 
-/* A warp a sub-page. Queries are prepared once a block. */
+/* Every scorer but the index: a warp a sub-page. Queries are prepared once a block. */
 __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const struct decode_args a)
 {
-    __shared__ __align__(16) struct index_query iq;
     __shared__ struct summary_query sq;
     const struct decode_item &item = a.items[blockIdx.y];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i = (int)blockIdx.x * SCORE_WARPS + warp, d = a.head_dim;
-    const bool index = a.scorer == PAGE_SCORER_INDEX2, oracle = a.scorer == PAGE_SCORER_ORACLE;
+    const bool oracle = a.scorer == PAGE_SCORER_ORACLE;
     if (!item.scored || (int)blockIdx.x * SCORE_WARPS >= item.slow.n_subpages)
         return;
     for (int h = warp; h < a.group; h += SCORE_WARPS) {
-        if (index) {
-            index_quantize(&iq, item.q + h * d, h, d, a.scale);
-            continue;
-        }
         for (int c = lane; c < d; c += 32)
             sq.q[h][c] = item.q[h * d + c] * a.scale;
         if (!oracle)
@@ -59,12 +54,7 @@ __global__ void __launch_bounds__(SCORE_WARPS * 32) decode_score_kernel(const st
     const struct kv_page page = kv_page_at(&a.layout, &item.slow, i);
     const int vectors = page_summary_vectors_of(a.scorer);
     const uint16_t *summary = reinterpret_cast<const uint16_t *>(item.summaries) + (int64_t)i * vectors * d;
-    for (int h = 0; index && h < a.group; h++) {
-        const float score = index_page_score(a, item, &iq, page, h);
-        if (lane == 0)
-            e[h] = score;
-    }
-    for (int first = 0; !index && first < a.group; first += 2) { /* two heads at a time; the second half may repeat the last one */
+    for (int first = 0; first < a.group; first += 2) { /* two heads at a time; the second half may repeat the last one */
         const int h = first + lane / 16 < a.group ? first + lane / 16 : a.group - 1;
         const float score = oracle ? oracle_score(a, item, page, h, sq.q[h]) : summary_score(a, item, page, h, sq.q[h], summary);
         if (lane % 16 == 0 && first + lane / 16 < a.group)
@@ -381,13 +371,23 @@ static int launch_parts_any(struct stream *s, const struct decode_args &a, int n
     }
 }
 
-static int launch_all(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x)
+/* `tiles`: device memory that index_tiles_make has filled on the host's side, n_tiles of them. */
+static int launch_scores(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, const void *tiles, int n_tiles)
+{
+    if (x.scored_subpages == 0 || a.scorer == PAGE_SCORER_RECENT)
+        return 0;
+    if (a.scorer == PAGE_SCORER_INDEX2)
+        return index_score_launch(s, a, index_tiles_at(tiles, n_items), n_tiles, x.scored_subpages);
+    return cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_subpages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
+}
+
+static int launch_all(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, const void *tiles, int n_tiles)
 {
     int r = a.bias.first ? cuda_error(LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s->cuda, a)) : 0;
     if (r == 0)
         r = launch_parts_any(s, a, n_items, x, false);
-    if (r == 0 && x.scored_subpages > 0 && a.scorer != PAGE_SCORER_RECENT)
-        r = cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_subpages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
+    if (r == 0)
+        r = launch_scores(s, a, n_items, x, tiles, n_tiles);
     if (r == 0 && x.page_parts > 0)
         r = cuda_error(LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s->cuda, a));
     if (r == 0)
@@ -466,7 +466,7 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     int r = check(p);
     if (r < 0 || p->n_items == 0)
         return r;
-    const size_t list_bytes = sizeof(struct decode_item) * (size_t)p->n_items;
+    const size_t item_bytes = sizeof(struct decode_item) * (size_t)p->n_items, list_bytes = item_bytes + index_tiles_bytes(p->n_items);
     r = stream_args_room(s, list_bytes, &host, &device);
     if (r < 0)
         return r;
@@ -489,9 +489,10 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     a.scorer = p->scorer;
     if (p->bias)
         a.bias = *p->bias;
+    const int n_tiles = index_tiles_make(items, p->n_items, p->group, (uint8_t *)host + item_bytes);
     r = cuda_error(cudaMemcpyAsync(device, host, list_bytes, cudaMemcpyHostToDevice, s->cuda));
     if (r == 0)
-        r = launch_all(s, a, p->n_items, extent_of(items, p->n_items));
+        r = launch_all(s, a, p->n_items, extent_of(items, p->n_items), (const uint8_t *)device + item_bytes, n_tiles);
     if (r == 0)
         r = return_chosen(s, p, items);
     return stream_temp_end(s, r);

@@ -1,61 +1,227 @@
 /* Scores of sub-pages by their 2-bit index entries: for each query head e, the log-sum-exp of the logits over the page's slow tokens. The logits are the CPU's to the bit
- * (kernels/cpu/attn_index.h has the algebra): q = step * qi with |qi| <= 127, codes and qi multiplied as integers by dp4a.
- * A warp a page: lane t and lane 16 + t share token t, each taking every second group of 16 dims. */
+ * (kernels/cpu/attn_index.h has the algebra): q = step * qi with |qi| <= 127, codes and qi multiplied as integers, on tensor cores.
+ *
+ * Sequences that share a block share its index, so an entry is read and expanded once for all of them. Query heads of items with the same layer and KV head are the columns of a tile, up to 64;
+ * a warp takes a sub-page, and a lane an item: it looks up where the item's entry lies. Items whose entries are one and the same are done together: the codes, expanded in registers as the 16
+ * rows (tokens) of mma.m16n8k32, times eight queries at a time. Items with other blocks at this place take turns, so who shares with whom changes the time and nothing else. */
 #pragma once
 #include "kernels/cuda/attn_decode.cuh"
 #include "kernels/cuda/block_page.cuh"
+#include <errno.h>
 
-enum { INDEX_DIM_MAX = 256 };
-
-struct index_query {
-    float step_code[DECODE_GROUP_MAX], step_sum[DECODE_GROUP_MAX], step_middle[DECODE_GROUP_MAX];
-    int8_t bytes[DECODE_GROUP_MAX][INDEX_DIM_MAX];
+enum {
+    TILE_ROWS = 64,  /* query heads of a tile, */
+    TILE_ITEMS = 32, /* of as many items: a lane each */
+    TILE_PAGES = 64, /* sub-pages of a block of threads */
+    TILE_WARPS = 8,
 };
 
-/* Quantizes one head by one warp. */
-DEVICE void index_quantize(struct index_query *iq, const float *q, int h, int d, float scale)
+struct index_tile_items {
+    int32_t first, n; /* in the order */
+};
+
+struct index_tiles {
+    const int32_t *order; /* indices of items, those of a tile together */
+    const struct index_tile_items *tiles;
+};
+
+template <int D> struct index_tile {
+    enum { LD = D + 16 }; /* eight rows of a column of words lie in different banks */
+    int8_t query[TILE_ROWS * LD];
+    float step_code[TILE_ROWS], step_sum[TILE_ROWS], step_middle[TILE_ROWS];
+    int32_t item[TILE_ITEMS];
+};
+
+/* One row of the tile by one warp; zeros for NULL. */
+template <int D> DEVICE void index_quantize(struct index_tile<D> *tile, int row, const float *q, float scale)
 {
     const int lane = (int)threadIdx.x % 32;
     float largest = 0;
     int sum = 0;
-    for (int c = lane; c < d; c += 32)
-        largest = fmaxf(largest, fabsf(q[c] * scale));
+    for (int c = lane; c < D; c += 32)
+        largest = fmaxf(largest, q ? fabsf(q[c] * scale) : 0.0f);
     largest = warp_max(largest);
     const bool none = !(largest > 0x1p-100f);
     const float factor = none ? 0.0f : 127.0f / largest;
-    for (int c = lane; c < d; c += 32) {
-        float x = q[c] * scale * factor;
+    for (int c = lane; c < D; c += 32) {
+        float x = q ? q[c] * scale * factor : 0.0f;
         x = x > 127.0f ? 127.0f : x < -127.0f ? -127.0f : x;
         const int code = (int)rintf(x);
-        iq->bytes[h][c] = (int8_t)code;
+        tile->query[row * index_tile<D>::LD + c] = (int8_t)code;
         sum += code;
     }
     sum = (int)__reduce_add_sync(0xFFFFFFFFu, (unsigned)sum);
     if (lane == 0) {
         const float step = none ? 0.0f : largest / 127.0f;
-        iq->step_code[h] = step * 64.0f;
-        iq->step_sum[h] = step * (float)sum;
-        iq->step_middle[h] = iq->step_sum[h] * 31.5f;
+        tile->step_code[row] = step * 64.0f;
+        tile->step_sum[row] = step * (float)sum;
+        tile->step_middle[row] = tile->step_sum[row] * 31.5f;
     }
 }
 
-/* e of one head for one page; every lane gets it. */
-DEVICE float index_page_score(const struct decode_args &a, const struct decode_item &item, const struct index_query *iq, const struct kv_page &page, int h)
+/* An entry in a warp's registers: lane l has tokens l / 4 and l / 4 + 8, of each 16 dims those four that it multiplies, a byte each. */
+template <int D> struct index_entry {
+    uint32_t codes[2][D / 16];
+    float step[2], min[2];
+};
+
+template <int D> DEVICE void index_read(struct index_entry<D> *e, const struct block_layout &layout, const uint8_t *entry)
 {
-    const struct block_layout &layout = a.layout;
-    const int lane = (int)threadIdx.x % 32, t = lane % 16, d = (int)layout.head_dim;
-    const uint32_t *codes = reinterpret_cast<const uint32_t *>(page.index);
-    const int *query = reinterpret_cast<const int *>(iq->bytes[h]);
-    int dot = 0;
-    for (int g = lane / 16; g < d / 16; g += 2) {
-        const uint32_t word = codes[g * SUBPAGE_TOKENS + t];
-        UNROLL for (int j = 0; j < 4; j++)
-            dot = __dp4a((int)(word >> 2 * j & 0x03030303u), query[4 * g + j], dot);
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(entry);
+    UNROLL for (int half = 0; half < 2; half++) {
+        const int t = lane / 4 + 8 * half;
+        UNROLL for (int g = 0; g < D / 16; g++)
+            e->codes[half][g] = words[g * SUBPAGE_TOKENS + t] >> 2 * (lane % 4) & 0x03030303u;
+        e->step[half] = fp16_to_float(page_fp16(entry, layout.index_step, t));
+        e->min[half] = fp16_to_float(page_fp16(entry, layout.index_min, t));
     }
-    dot += __shfl_xor_sync(0xFFFFFFFFu, dot, 16);
-    const float step = fp16_to_float(page_fp16(page.index, layout.index_step, t)), min = fp16_to_float(page_fp16(page.index, layout.index_min, t));
-    const float logit = fmaf(step, fmaf((float)dot, iq->step_code[h], iq->step_middle[h]), min * iq->step_sum[h]);
-    const float s = page.tokens >> t & 1 ? decode_logit(a, item, h, (int64_t)page.subpage * SUBPAGE_TOKENS + t, logit) : -INFINITY, m = warp_max(s);
-    const float sum = warp_sum(lane < 16 ? exp_nonpositive(s - m) : 0.0f); /* a page without slow tokens: NaN there, so 0 */
+}
+
+/* The dot products of the entry's tokens with queries first .. first + 7: [2 * half + column], columns 2 (lane % 4) and the next. */
+template <int D> DEVICE void index_dots(const struct index_tile<D> &tile, const struct index_entry<D> &e, int first, int32_t dot[4])
+{
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t *query = reinterpret_cast<const uint32_t *>(tile.query + (first + lane / 4) * index_tile<D>::LD) + lane % 4;
+    dot[0] = dot[1] = dot[2] = dot[3] = 0;
+    UNROLL for (int c = 0; c < D / 32; c++) {
+        const uint32_t a[4] = {e.codes[0][2 * c], e.codes[1][2 * c], e.codes[0][2 * c + 1], e.codes[1][2 * c + 1]}, b[2] = {query[8 * c], query[8 * c + 4]};
+        mma_s8(dot, a, b, dot);
+    }
+}
+
+/* log-sum-exp over the 16 tokens of a column. */
+DEVICE float index_column_lse(float s0, float s1)
+{
+    float m = fmaxf(s0, s1);
+    for (int x = 4; x < 32; x *= 2)
+        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, x));
+    float sum = exp_nonpositive(s0 - m) + exp_nonpositive(s1 - m); /* -inf - -inf: NaN, so 0 */
+    for (int x = 4; x < 32; x *= 2)
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, x);
     return m + log_float(sum);
+}
+
+/* e of the items whose bit is set in `users`, for the sub-page whose entry they share. tokens: the mask of this lane's item. */
+template <int D> DEVICE void index_score_entry(const struct decode_args &a, const struct index_tile<D> &tile, int n_rows, int subpage, const uint8_t *entry, unsigned users, uint32_t tokens)
+{
+    const int lane = (int)threadIdx.x % 32;
+    struct index_entry<D> e;
+    index_read<D>(&e, a.layout, entry);
+    for (int first = 0; first < n_rows; first += 8) {
+        const int last = min(first + 7, n_rows - 1);
+        if (!(users & ((2u << last / a.group) - (1u << first / a.group))))
+            continue; /* the same for all lanes */
+        int32_t dot[4];
+        index_dots<D>(tile, e, first, dot);
+        UNROLL for (int column = 0; column < 2; column++) {
+            const int row = first + lane % 4 * 2 + column, owner = min(row, n_rows - 1) / a.group, h = row % a.group;
+            const uint32_t mask = __shfl_sync(0xFFFFFFFFu, tokens, owner);
+            const bool used = row < n_rows && users >> owner & 1;
+            const struct decode_item &item = a.items[tile.item[owner]];
+            float s[2];
+            UNROLL for (int half = 0; half < 2; half++) {
+                const int t = lane / 4 + 8 * half;
+                const float logit = fmaf(e.step[half], fmaf((float)dot[2 * half + column], tile.step_code[row], tile.step_middle[row]), e.min[half] * tile.step_sum[row]);
+                s[half] = used && mask >> t & 1 ? decode_logit(a, item, h, (int64_t)subpage * SUBPAGE_TOKENS + t, logit) : -INFINITY;
+            }
+            const float lse = index_column_lse(s[0], s[1]);
+            if (used && lane / 4 == 0)
+                item.e[(int64_t)subpage * a.group + h] = lse;
+        }
+    }
+}
+
+/* One sub-page by one warp, for all items of the tile. */
+template <int D> DEVICE void index_score_subpage(const struct decode_args &a, const struct index_tile<D> &tile, int n_items, int subpage)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const struct decode_item *item = lane < n_items ? &a.items[tile.item[lane]] : nullptr;
+    const bool there = item && subpage < item->slow.n_subpages;
+    const uint32_t tokens = there ? item->slow.masks[subpage] : 0;
+    const unsigned long long entry = tokens ? (unsigned long long)kv_page_at(&a.layout, &item->slow, subpage).index : 0;
+    for (int h = 0; there && tokens == 0 && h < a.group; h++)
+        item->e[(int64_t)subpage * a.group + h] = -INFINITY;
+    unsigned left = __ballot_sync(0xFFFFFFFFu, tokens != 0);
+    while (left) {
+        const int leader = __popc((left & -left) - 1);
+        const unsigned long long shared = __shfl_sync(0xFFFFFFFFu, entry, leader);
+        const unsigned users = __ballot_sync(0xFFFFFFFFu, entry == shared);
+        index_score_entry<D>(a, tile, n_items * a.group, subpage, reinterpret_cast<const uint8_t *>(shared), users, tokens);
+        left &= ~users;
+    }
+}
+
+/* Grid [sub-pages / TILE_PAGES, tiles]. */
+template <int D> __global__ void __launch_bounds__(TILE_WARPS * 32) index_score_kernel(const struct decode_args a, const struct index_tiles t)
+{
+    __shared__ __align__(16) struct index_tile<D> tile;
+    const struct index_tile_items items = t.tiles[blockIdx.y];
+    const int warp = (int)threadIdx.x / 32, n_rows = items.n * a.group;
+    for (int i = (int)threadIdx.x; i < items.n; i += TILE_WARPS * 32)
+        tile.item[i] = t.order[items.first + i];
+    for (int row = warp; row < TILE_ROWS; row += TILE_WARPS)
+        index_quantize<D>(&tile, row, row < n_rows ? a.items[t.order[items.first + row / a.group]].q + row % a.group * D : nullptr, a.scale);
+    __syncthreads(); /* the tile is there */
+    for (int i = warp; i < TILE_PAGES; i += TILE_WARPS)
+        index_score_subpage<D>(a, tile, items.n, (int)blockIdx.x * TILE_PAGES + i);
+}
+
+/* ---- host ---- */
+
+/* Room for the order and the tiles of n items. */
+static inline size_t index_tiles_bytes(int n_items)
+{
+    return (size_t)n_items * (sizeof(int32_t) + sizeof(struct index_tile_items));
+}
+
+/* Whether items i and j may stand in one tile. */
+static inline bool index_tile_mates(const struct decode_item *items, int32_t i, int32_t j)
+{
+    return items[i].slow.layer == items[j].slow.layer && items[i].slow.kv_head == items[j].slow.kv_head;
+}
+
+/* Puts the scored items in order and cuts them into tiles, in memory of index_tiles_bytes(n_items). A counting sort by KV head, which is how the items of a batch share. Returns the number of tiles. */
+static inline int index_tiles_make(const struct decode_item *items, int n_items, int group, void *memory)
+{
+    struct index_tile_items *tiles = (struct index_tile_items *)memory;
+    int32_t *order = (int32_t *)(tiles + n_items), first[257] = {0};
+    const int most = TILE_ROWS / group < TILE_ITEMS ? TILE_ROWS / group : (int)TILE_ITEMS;
+    int n = 0, n_tiles = 0;
+    for (int i = 0; i < n_items; i++)
+        if (items[i].scored)
+            first[items[i].slow.kv_head % 256 + 1]++;
+    for (int h = 0; h < 256; h++)
+        first[h + 1] += first[h];
+    n = first[256];
+    for (int i = 0; i < n_items; i++)
+        if (items[i].scored)
+            order[first[items[i].slow.kv_head % 256]++] = i;
+    for (int i = 0; i < n; n_tiles++) {
+        tiles[n_tiles].first = i;
+        for (tiles[n_tiles].n = 0; i < n && tiles[n_tiles].n < most && index_tile_mates(items, order[tiles[n_tiles].first], order[i]); i++)
+            tiles[n_tiles].n++;
+    }
+    return n_tiles;
+}
+
+/* `memory` on the device as index_tiles_make left it. */
+static inline struct index_tiles index_tiles_at(const void *memory, int n_items)
+{
+    struct index_tiles t;
+    t.tiles = (const struct index_tile_items *)memory;
+    t.order = (const int32_t *)(t.tiles + n_items);
+    return t;
+}
+
+static inline int index_score_launch(struct stream *s, const struct decode_args &a, const struct index_tiles &t, int n_tiles, int n_subpages)
+{
+    const dim3 grid((unsigned)ceil_div64(n_subpages, TILE_PAGES), (unsigned)n_tiles);
+    switch (a.head_dim) {
+    case 32: return cuda_error(LAUNCH((index_score_kernel<32>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
+    case 64: return cuda_error(LAUNCH((index_score_kernel<64>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
+    case 96: return cuda_error(LAUNCH((index_score_kernel<96>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
+    case 128: return cuda_error(LAUNCH((index_score_kernel<128>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
+    default: return -ENOTSUP;
+    }
 }

@@ -34,7 +34,7 @@ static const struct decode_case cases[] = {
 struct decode_pair {
     struct attn_decode_item cpu, gpu;
     uint8_t *pool;
-    struct kv_block blocks[MAX_BLOCKS];
+    struct kv_block blocks[MAX_BLOCKS], gpu_blocks[MAX_BLOCKS]; /* both in host memory */
     uint16_t masks[MAX_BLOCKS * BLOCK_SUBPAGES];
     struct page_counts counts, *gpu_counts;
     uint16_t *k, *v;
@@ -78,7 +78,7 @@ static void index_take(struct ops_test *t, const struct decode_case *c, const st
 static void blocks_make(struct ops_test *t, const struct decode_case *c, const struct block_layout *layout, int i, struct decode_pair *p)
 {
     const size_t extent = layout->block_bytes[1], bytes = extent * (size_t)(c->n_blocks + 1);
-    struct kv_block gpu[MAX_BLOCKS] = {{0}};
+    struct kv_block *gpu = p->gpu_blocks;
     uint8_t *pool = ops_test_alloc(bytes);
     memcpy(pool, p->pool, bytes);
     if (i != 1)
@@ -90,7 +90,7 @@ static void blocks_make(struct ops_test *t, const struct decode_case *c, const s
         p->blocks[b] = (struct kv_block){.data = p->pool + extent * (size_t)b, .id = gpu[b].id};
     }
     p->cpu.slow.blocks = p->blocks;
-    p->gpu.slow.blocks = ops_test_upload(t, gpu, sizeof gpu);
+    p->gpu.slow.blocks = ops_test_upload(t, gpu, sizeof p->gpu_blocks);
     free(pool);
 }
 
@@ -188,6 +188,52 @@ static void decode(struct ops_test *t, const struct decode_case *c)
     ops_test_bias_free(&cpu_bias);
 }
 
+/* Items of one KV head, more than a tile of queries holds, over two documents and one that begins as the first and goes on as the second; tokens are kept in two ways. Each is as alone. */
+static void shared_blocks(struct ops_test *t, int group, bool biased)
+{
+    enum { N = 25, D = 64, BLOCKS = 5 };
+    const struct decode_case c = {KV_FORMAT_K8V4, group, D, BLOCKS, 3, 5, 9, .2, PAGE_SCORER_INDEX2, false, false};
+    const size_t q_bytes = (size_t)(group * D) * sizeof(float);
+    struct block_layout layout;
+    struct decode_pair pairs[2];
+    struct attn_decode_item cpu[N], gpu[N];
+    struct kv_block mixed[MAX_BLOCKS], gpu_mixed[MAX_BLOCKS];
+    struct key_bias cpu_bias, gpu_bias;
+    int32_t cpu_chosen[N][16], gpu_chosen[N][16];
+    ops_test_true(t, "layout", block_layout_init(&layout, c.format, LAYERS, ITEMS, D) == 0);
+    for (int i = 0; i < 2; i++)
+        pair_make(t, &c, &layout, 2 * i, &pairs[i]);
+    memcpy(mixed, pairs[0].blocks, sizeof mixed), memcpy(gpu_mixed, pairs[0].gpu_blocks, sizeof mixed);
+    memcpy(mixed + 2, pairs[1].blocks + 2, 3 * sizeof *mixed), memcpy(gpu_mixed + 2, pairs[1].gpu_blocks + 2, 3 * sizeof *mixed);
+    const struct kv_block *const cpu_tables[] = {pairs[0].blocks, pairs[1].blocks, mixed};
+    const struct kv_block *const gpu_tables[] = {pairs[0].gpu.slow.blocks, pairs[1].gpu.slow.blocks, ops_test_upload(t, gpu_mixed, sizeof gpu_mixed)};
+    ops_test_bias_make(t, ITEMS, D, 700, &cpu_bias, &gpu_bias);
+    for (int i = 0; i < N; i++) {
+        cpu[i] = pairs[i % 2].cpu, gpu[i] = pairs[i % 2].gpu;
+        cpu[i].slow.blocks = cpu_tables[i % 5 % 3], gpu[i].slow.blocks = gpu_tables[i % 5 % 3];
+        cpu[i].slow.kv_head = gpu[i].slow.kv_head = i / 20; /* the last five have a head of their own */
+        cpu[i].q = ops_test_floats(t, q_bytes / sizeof(float), 3), cpu[i].out = ops_test_alloc(q_bytes);
+        gpu[i].q = ops_test_upload(t, cpu[i].q, q_bytes), gpu[i].out = ops_test_room(t, q_bytes);
+        cpu[i].ret_chosen = cpu_chosen[i], gpu[i].ret_chosen = gpu_chosen[i];
+        cpu[i].ret_counts = gpu[i].ret_counts = NULL;
+    }
+    struct attn_decode_params p = {.items = cpu, .n_items = N, .layout = &layout, .group = group, .head_dim = D, .scale = 0.125f, .bias = biased ? &cpu_bias : NULL};
+    t->cpu_ops->attn_decode(t->cpu, &p);
+    p.items = gpu, p.bias = biased ? &gpu_bias : NULL;
+    ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
+    for (int i = 0; i < N; i++) {
+        float *out = ops_test_download(t, gpu[i].out, q_bytes);
+        const char *shape = ops_test_shape("attn_decode of %d sharing blocks, group %d, biased %d, item %d", (int)N, group, biased, i);
+        ops_test_same(t, shape, cpu_chosen[i], gpu_chosen[i], sizeof(int32_t) * (size_t)c.fetch);
+        ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(group * D), 2e-4);
+        free(out), free((void *)(uintptr_t)cpu[i].q), free(cpu[i].out);
+    }
+    for (int i = 0; i < 2; i++)
+        pair_free(&pairs[i]);
+    ops_test_bias_free(&cpu_bias);
+    ops_test_free_buffers(t);
+}
+
 void test_ops_decode(struct ops_test *t)
 {
     const struct device_ops *ops = t->gpu_backend->device;
@@ -207,6 +253,8 @@ void test_ops_decode(struct ops_test *t)
         ops->stream_scratch(t->gpu, NULL, 0);
         ops_test_free_buffers(t);
     }
+    shared_blocks(t, 4, false);
+    shared_blocks(t, 3, true);
     struct attn_decode_params p = {.n_items = 0, .group = 17, .head_dim = 64};
     ops_test_true(t, "a group without a kernel", t->gpu_ops->attn_decode(t->gpu, &p) == -ENOTSUP);
 }
