@@ -91,6 +91,8 @@ struct device_ops {
     int (*event_sync)(struct device_event *event); /* waits for it */
     /* Any direction; asynchronous on the stream for CUDA. */
     int (*copy)(struct stream *stream, void *dst, const void *src, size_t bytes);
+    /* n_rows rows of `width` bytes, `pitch` bytes apart (at least `width`) on each side, as `copy`. */
+    int (*copy_rows)(struct stream *stream, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows);
 };
 
 const struct device_ops *cpu_device_ops(void);

@@ -230,6 +230,14 @@ static int stream_copy(struct stream *stream, void *dst, const void *src, size_t
     return 0;
 }
 
+static int stream_copy_rows(struct stream *stream, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows)
+{
+    (void)stream;
+    for (size_t i = 0; i < n_rows; i++)
+        memcpy((uint8_t *)dst + i * dst_pitch, (const uint8_t *)src + i * src_pitch, width);
+    return 0;
+}
+
 const struct device_ops *cpu_device_ops(void)
 {
     static const struct device_ops ops = {
@@ -257,6 +265,7 @@ const struct device_ops *cpu_device_ops(void)
         .event_query = event_query,
         .event_sync = event_sync,
         .copy = stream_copy,
+        .copy_rows = stream_copy_rows,
     };
     return &ops;
 }

@@ -506,6 +506,19 @@ static int stream_copy(struct stream *stream, void *dst, const void *src, size_t
     return r;
 }
 
+static int stream_copy_rows(struct stream *stream, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows)
+{
+    int r = 0;
+    if (width == 0 || n_rows == 0)
+        return 0;
+    const size_t dst_span = (n_rows - 1) * dst_pitch + width, src_span = (n_rows - 1) * src_pitch + width;
+    if (registered_left(stream->device, dst) >= dst_span && registered_left(stream->device, src) >= src_span && !is_pageable(dst))
+        return cuda_error(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, n_rows, cudaMemcpyDefault, stream->cuda));
+    for (size_t i = 0; r == 0 && i < n_rows; i++)
+        r = stream_copy(stream, (uint8_t *)dst + i * dst_pitch, (const uint8_t *)src + i * src_pitch, width);
+    return r;
+}
+
 const struct device_ops *cuda_device_ops(void)
 {
     static const struct device_ops ops = {
@@ -533,6 +546,7 @@ const struct device_ops *cuda_device_ops(void)
         .event_query = event_query,
         .event_sync = event_sync,
         .copy = stream_copy,
+        .copy_rows = stream_copy_rows,
     };
     return &ops;
 }

@@ -43,6 +43,30 @@ static void a_limit_holds(struct ops_test *t)
     ops_test_true(t, "no such device", ops->open(&(struct device_config){.n_threads = 1, .ordinal = 99}, &device) == -ENODEV);
 }
 
+/* Rows with gaps between them, from host memory to the device and back; nothing between them is touched. */
+static void rows_are_copied(struct ops_test *t)
+{
+    enum { ROWS = 7, WIDTH = 100, HOST = 160, DEVICE = 128 };
+    const struct device_ops *ops = t->gpu_backend->device;
+    uint8_t from[ROWS * HOST], to[ROWS * HOST], *room = ops_test_room(t, ROWS * DEVICE);
+    bool same = true;
+    for (int i = 0; i < ROWS * HOST; i++) {
+        from[i] = (uint8_t)(i * 7);
+        to[i] = 0;
+    }
+    ops_test_true(t, "rows to the device", ops->copy_rows(t->gpu, room, DEVICE, from, HOST, WIDTH, ROWS) == 0);
+    ops_test_true(t, "rows to the host", ops->copy_rows(t->gpu, to, HOST, room, DEVICE, WIDTH, ROWS) == 0 && ops->stream_sync(t->gpu) == 0);
+    for (int i = 0; i < ROWS * HOST; i++)
+        same &= to[i] == (i % HOST < WIDTH ? from[i] : 0);
+    ops_test_true(t, "rows and nothing between them", same);
+    uint8_t *gaps = ops_test_download(t, room, ROWS * DEVICE);
+    for (int i = 0; i < (ROWS - 1) * DEVICE; i++)
+        same &= i % DEVICE < WIDTH || gaps[i] == 0xFF;
+    ops_test_true(t, "gaps on the device", same);
+    ops_test_true(t, "no rows", ops->copy_rows(t->gpu, room, DEVICE, from, HOST, WIDTH, 0) == 0);
+    free(gaps);
+}
+
 /* A writes, B copies after the event, then A may overwrite only after B's event. */
 static void events_order_streams(struct ops_test *t)
 {
@@ -171,6 +195,7 @@ void test_ops_device(struct ops_test *t)
     memory_is_counted_by_tag(t);
     a_limit_holds(t);
     events_order_streams(t);
+    rows_are_copied(t);
     kernels_read_registered_memory(t);
     copies_go_through_host_memory(t);
     registration_is_told_and_may_be_ended(t);

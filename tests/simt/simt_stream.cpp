@@ -394,6 +394,16 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     return dst_pageable ? wait_stream(stream) : device_error();
 }
 
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    if (dst_pitch < width || src_pitch < width)
+        return cudaErrorInvalidValue;
+    cudaError_t error = cudaSuccess;
+    for (size_t i = 0; error == cudaSuccess && i < n_rows; i++)
+        error = cudaMemcpyAsync((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, width, kind, stream);
+    return error;
+}
+
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     if (bytes == 0)

@@ -30,21 +30,22 @@ void block_move_make_key(struct sequence *seq, int block)
     block_key_next_generated(parent, tokens, tag, (size_t)n, &seq->keys[block]);
 }
 
-/* From here on attention reads the pool's copy. False: the device has failed, and the block stays. */
-static bool adopt(struct sequence *seq, int block, struct kv_lease *lease)
+/* From here on attention reads the pool's copy. The private extent goes first, so that its memory has room for the index. */
+static void adopt(struct sequence *seq, int block, const struct kv_lease *lease)
 {
-    const struct sequence_block private = seq->blocks[block];
+    const size_t before = sequence_blocks_bytes(seq, false);
+    sequence_block_free_private(seq, block);
+    seq->leases[block] = *lease;
     seq->blocks[block].place = BLOCK_SEALED;
     seq->blocks[block].data = lease->data;
-    if (slow_tier_place(seq, block) < 0) {
-        seq->blocks[block] = private;
-        kv_client_release(seq->engine->store, lease, 1);
-        return false;
-    }
-    sequence_private_free(seq, private.data);
-    sequence_commit_bytes(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0]);
-    seq->leases[block] = *lease;
-    return true;
+    sequence_commit_bytes(seq, seq->committed_bytes - (before - sequence_blocks_bytes(seq, false)));
+    int r = device_index_take(seq, block);
+    if (r == -ENOMEM)
+        r = 0; /* attended all the same, with neither index nor identity */
+    if (r >= 0)
+        r = slow_tier_place(seq, block);
+    if (r < 0)
+        seq->phase = SEQUENCE_FAILED; /* the device has failed */
 }
 
 /* A granted block whose bytes are on their way. */
@@ -91,10 +92,12 @@ static bool copy_end(struct sequence *seq, bool done)
     struct block_copy *copy = seq->copies;
     bool taken = false;
     seq->copies = copy->next;
-    if (done && copy_seal(seq, copy))
-        taken = adopt(seq, copy->block, &copy->lease);
-    else
+    if (done && copy_seal(seq, copy)) {
+        adopt(seq, copy->block, &copy->lease);
+        taken = true;
+    } else {
         kv_client_release(seq->engine->store, &copy->lease, 1);
+    }
     copy_free(seq, copy);
     return taken;
 }
@@ -172,8 +175,10 @@ static bool has_bytes(const struct sequence *seq, int block, const struct kv_lea
  * it does happen. */
 static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    if (has_bytes(seq, block, lease))
-        return adopt(seq, block, lease);
+    if (has_bytes(seq, block, lease)) {
+        adopt(seq, block, lease);
+        return true;
+    }
     seq->blocks[block].keep = true;
     kv_client_release(seq->engine->store, lease, 1);
     return false;

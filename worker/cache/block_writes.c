@@ -4,6 +4,7 @@
  *
  *   compute      waits for `left` of the half, codes a chunk's slices into it  -> coded
  *   stream out   waits for `coded`, copies the slices out                      -> left
+ *   compute      copies the slices' indices to where they stay (device_index.c)
  *   compute      behind the last layer: copies the count of bad values out     -> the seal's `left`, recorded
  *   stream out   waits for it                                                  -> `left` again, which the host asks for between units
  *
@@ -69,6 +70,9 @@ int block_writes_end(struct sequence *seq, int layer, int first, int n)
             r = m->dev->copy(e->out, seq->blocks[b].data + block_slice_offset(&e->layout, b == 0, (uint32_t)layer), block_writes_slice(e, b - first), e->layout.slice_bytes[b == 0]);
     if (r >= 0)
         r = m->dev->event_record(half->left, e->out);
+    for (int b = first; r >= 0 && b < first + n; b++)
+        if (seq->blocks[b].place == BLOCK_GRANTED)
+            r = device_index_fill(seq, layer, b, block_writes_slice(e, b - first));
     e->writes.half = (e->writes.half + 1) % WRITE_HALVES;
     return r;
 }

@@ -74,7 +74,8 @@ static int check_table(const struct sequence *seq, const struct slow_copy *copy,
 {
     for (int b = 0; b < seq->recent_first / BLOCK_TOKENS; b++) {
         const struct kv_block *entry = &copy->table[b];
-        if (entry->data != seq->blocks[b].data || entry->index || (entry->id == 0) != (seq->blocks[b].place == BLOCK_PRIVATE))
+        const struct device_block *device = seq->blocks[b].device;
+        if (entry->data != seq->blocks[b].data || entry->index != (device ? device->index : NULL) || entry->id != (device ? device->id : 0))
             return error_set(err, -EINVAL, "block %d is elsewhere than the table says", b);
     }
     return 0;

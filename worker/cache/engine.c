@@ -155,6 +155,9 @@ static void size_engine(struct engine *engine)
         s->slice = round64(engine->layout.slice_bytes[1]); /* block 0's are the longer ones */
         s->staging = WRITE_HALVES * (size_t)engine->n_chunk_blocks * s->slice;
         s->compare = COMPARE_BYTES;
+        s->device_blocks = true;
+        if (engine->config.scorer->kernel == PAGE_SCORER_INDEX2 && engine->fetch_pages != INT32_MAX) /* where all is attended nobody scores */
+            s->index = (block_index_bytes(&engine->layout) + 63) & ~(size_t)63;
         s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
         size_loads(engine, s);
     }
@@ -185,6 +188,8 @@ static int alloc_device(struct engine *engine)
         r = m->dev->copy_stream_create(m->device, &engine->out);
     if (r >= 0 && s->staging)
         r = block_writes_open(engine);
+    if (r >= 0 && s->device_blocks)
+        r = device_blocks_create(m->dev, m->device, s->index, &engine->device_blocks);
     if (r < 0)
         return r;
     m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
@@ -224,7 +229,7 @@ size_t engine_host_bytes(const struct engine *engine)
     return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + slices_max(engine) * sizeof(*engine->slices) +
            n_items * sizeof(*engine->items) +
            chosen_pages(engine) * sizeof(*engine->chosen) + mask_rows(engine) * sizeof(*engine->mask_rows) + host_counts(engine) * sizeof(*engine->host_counts) + engine->sizes.compare +
-           engine->sizes.collective_host;
+           engine->sizes.collective_host + (engine->sizes.device_blocks ? DEVICE_BLOCKS_HOST_BYTES : 0);
 }
 
 static int alloc_host(struct engine *engine)
@@ -340,6 +345,7 @@ void engine_free(struct engine *engine)
     free(engine->positions);
     free(engine->dst);
     const struct model *m = engine->model;
+    device_blocks_free(engine->device_blocks);
     if (engine->op_scratch)
         m->dev->stream_scratch(m->stream, NULL, 0);
     block_writes_close(engine);

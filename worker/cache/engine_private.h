@@ -2,6 +2,7 @@
  * to the thread that owns the device. */
 #pragma once
 #include "proto/base/base_assert.h"
+#include "worker/cache/device_blocks.h"
 #include "worker/cache/engine.h"
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
@@ -28,6 +29,7 @@ struct sequence_plan {
     bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
     size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes, bad_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
+    size_t index_bytes;           /* the device's copy of the index of one block of the pool that can become slow; 0: none */
 };
 
 /* First recent position when n tokens have K and V: the largest multiple of BLOCK_TOKENS that leaves `recent` tokens behind it. */
@@ -46,6 +48,8 @@ size_t sequence_plan_bridge_bytes(const struct engine *engine, const struct sequ
 size_t sequence_plan_host_bridge_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
 /* Cached slices of a layer on their way from the pool, when all but n_new tokens of the prompt are. */
 size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
+/* Index copies of blocks 0..last-1 when they are in the pool and nobody else on the device uses them. */
+size_t sequence_plan_index_bytes(const struct sequence_plan *plan, int last);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
@@ -59,8 +63,8 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
 /* Their sums while the prompt is computed, and after it. */
 size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
 size_t sequence_plan_decode_bytes(const struct engine *engine, const struct sequence_plan *plan);
-/* The larger of the two, with the private blocks of the prompt, and all private blocks. */
-size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging);
+/* The larger of the two, with what blocks hold beside them while the prompt is computed, and at the end. */
+size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks);
 /* What a sequence is admitted by, before the store has been asked. */
 size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool);
 /* Bookkeeping in host memory: a sequence's (without log-probabilities of the prompt; sequence.c), and the engine's (engine.c). */
@@ -68,7 +72,7 @@ size_t sequence_host_bytes(struct engine *engine, const struct sequence_plan *pl
 size_t engine_host_bytes(const struct engine *engine);
 /* Chooses bridge_on_host, where the configuration leaves it open, and stage_loads so that the sequence fits now, if it can; what a copy of its own would cost comes first, what saves
  * memory last. As engine_bytes_fit. */
-int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging, size_t *ret_bytes, struct error *err);
+int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks, size_t *ret_bytes, struct error *err);
 /* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
 int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
 
@@ -88,6 +92,8 @@ struct engine_sizes {
     size_t collective;  /* what a rank's communicator holds of the device, */
     size_t collective_host; /* and of the host */
     size_t counts;      /* MEM_WORKSPACE: what a step attends, where the device counts; 0 where the host reads its memory */
+    size_t index;       /* MEM_INDEX of one block of the pool that can become slow; 0: the scorer reads none, or reads it in the pool */
+    bool device_blocks; /* the device has memory of its own */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 
@@ -145,7 +151,7 @@ struct engine {
     struct page_counts *counts;   /* [max_batch] device, or NULL when the host counts */
     struct page_counts *host_counts; /* [max_batch] */
     uint16_t *mask_rows;          /* [n_kv_heads, max_context / SUBPAGE_TOKENS] masks of one layer on their way to the device */
-    uint64_t last_block_id;
+    struct device_blocks *device_blocks; /* NULL where the host's memory is the device's */
 
     struct page_cache *page_cache; /* or NULL */
     size_t fixed_bytes;           /* engine_workspace_bytes */
@@ -225,7 +231,7 @@ struct block_copy;
 struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
-    uint64_t id;             /* kv_block.id in the pool; 0: none yet */
+    struct device_block *device; /* what the device knows of it in the pool; NULL: nothing, or it is not there */
     struct block_move *move; /* on its way to the pool, or NULL */
     bool keep;               /* never moved: the pool has something else under its key */
 };
@@ -235,6 +241,8 @@ void sequence_blocks_find(struct sequence *seq, const struct sequence_request *r
 /* Private extents for what the pool did not take. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err);
 void sequence_blocks_fini(struct sequence *seq);
+/* What blocks hold beside the pieces: private extents, those to come included, and index copies; with `prompt` while the prompt is computed. */
+size_t sequence_blocks_bytes(const struct sequence *seq, bool prompt);
 /* Blocks first .. first+n-1 of the prompt are complete in `layer`: codes them, or takes what the pool already has; the values that the blocks give back are in the layer's K and V then, unless
  * values are exact. What is coded lies in engine->own from its start on (with exact values in the layer's K and V). n <= n_chunk_blocks. */
 int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n);
@@ -249,8 +257,6 @@ struct block_params sequence_block_params(struct sequence *seq, int layer, int b
 int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);
 int sequence_block_alloc_private(struct sequence *seq, int block);
 void sequence_block_free_private(struct sequence *seq, int block);
-/* Gives `data` back, the extent of a block that lies elsewhere from now on. */
-void sequence_private_free(struct sequence *seq, uint8_t *data);
 /* Starts moving a complete private block to the pool; never waits, and when the store does not take it the block stays where it is. */
 void block_move_start(struct sequence *seq, int block);
 /* Once a step: seals what has arrived in the pool, and tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
@@ -282,6 +288,15 @@ int block_writes_finish(struct sequence *seq);
 void block_writes_forget(struct sequence *seq);
 /* From here on ops on the model's stream find in the pool what has been submitted for it. */
 int block_writes_join(struct engine *engine);
+
+/* ---- the pool's blocks on the device (device_index.c) ---- */
+/* Block `block`, if it lies in the pool and can become slow, gets its identity and its index. -ENOMEM. */
+int device_index_take(struct sequence *seq, int block);
+/* A layer's slice, in memory of the device, of a block that this sequence writes. */
+int device_index_fill(struct sequence *seq, int layer, int block, const uint8_t *slice);
+/* The block is sealed. */
+void device_index_seal(struct sequence *seq, int block);
+void device_index_drop(struct sequence *seq, int block);
 
 /* ---- blocks of the answer (answer_blocks.c) ---- */
 /* Space for the block that the next token completes, if it does. -ENOMEM. */
@@ -398,6 +413,11 @@ struct sequence {
 void sequence_commit_bytes(struct sequence *seq, size_t bytes);
 void sequence_prefill_memory_free(struct sequence *seq);
 
+/* Blocks that can become slow: 0 .. this - 1. */
+static inline int sequence_slow_blocks(const struct sequence *seq)
+{
+    return seq->plan.n_pages / BLOCK_SUBPAGES;
+}
 static inline size_t sequence_list(const struct sequence *seq, int layer, int kv_head)
 {
     return (size_t)layer * (size_t)seq->engine->model->config.n_kv_heads + (size_t)kv_head;

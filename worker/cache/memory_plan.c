@@ -17,18 +17,20 @@ static void add_pieces(const struct engine *engine, const struct sequence_plan *
 static void fill(struct engine *engine, const struct sequence_plan *s, bool pool, struct memory_plan *plan)
 {
     const int first = pool ? s->n_prompt_blocks : 0;
-    const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks);
+    const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks), index = sequence_plan_index_bytes(s, first);
 
     add_pieces(engine, s, plan);
     plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging;
     plan->decode[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging;
+    plan->prefill[MEM_INDEX] += index;
+    plan->decode[MEM_INDEX] += index;
     plan->prefill[MEM_STAGING] += engine->sizes.staging + sequence_plan_staging_bytes(s, first, s->n_prompt_blocks);
     plan->decode[MEM_STAGING] += engine->sizes.staging + all_staging;
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         plan->peak[tag] = plan->prefill[tag] > plan->decode[tag] ? plan->prefill[tag] : plan->decode[tag];
     plan->fixed = engine->fixed_bytes;
     plan->sequence = sequence_plan_admission_bytes(engine, s, pool);
-    plan->running = sequence_plan_decode_bytes(engine, s) + all_staging;
+    plan->running = sequence_plan_decode_bytes(engine, s) + all_staging + index;
     plan->peak_total = plan->fixed + plan->sequence;
     plan->host_engine = engine_host_bytes(engine);
     plan->host_sequence = sequence_host_bytes(engine, s);

@@ -61,13 +61,9 @@ static int run_unit(struct sequence *seq, struct unit unit)
 
 static int finish(struct sequence *seq)
 {
-    size_t staging = 0;
-    for (int b = 0; b < seq->plan.n_blocks; b++)
-        if (seq->blocks[b].place == BLOCK_ABSENT || seq->blocks[b].place == BLOCK_PRIVATE)
-            staging += seq->plan.block_bytes[b == 0];
     int r = block_writes_finish(seq);
     sequence_prefill_memory_free(seq);
-    sequence_commit_bytes(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + staging);
+    sequence_commit_bytes(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + sequence_blocks_bytes(seq, false));
     seq->n_tokens = seq->plan.n_prompt;
     if (r >= 0)
         r = answer_blocks_restore(seq);

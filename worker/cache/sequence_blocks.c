@@ -134,28 +134,31 @@ int sequence_block_alloc_private(struct sequence *seq, int block)
     return 0;
 }
 
-void sequence_private_free(struct sequence *seq, uint8_t *data)
+void sequence_block_free_private(struct sequence *seq, int block)
 {
     const struct model *m = seq->engine->model;
-    m->dev->free(m->device, data);
+    ASSERT(seq->blocks[block].place == BLOCK_PRIVATE);
+    m->dev->free(m->device, seq->blocks[block].data);
+    seq->blocks[block].place = BLOCK_ABSENT;
+    seq->blocks[block].data = NULL;
     seq->stats.private_blocks--;
 }
 
-void sequence_block_free_private(struct sequence *seq, int block)
+/* What a block holds beside the sequence's pieces. */
+static size_t block_held_bytes(const struct sequence *seq, int block)
 {
-    ASSERT(seq->blocks[block].place == BLOCK_PRIVATE);
-    sequence_private_free(seq, seq->blocks[block].data);
-    seq->blocks[block].place = BLOCK_ABSENT;
-    seq->blocks[block].data = NULL;
+    const enum block_place place = seq->blocks[block].place;
+    if (place == BLOCK_ABSENT || place == BLOCK_PRIVATE)
+        return seq->plan.block_bytes[block == 0];
+    return block < sequence_slow_blocks(seq) ? seq->plan.index_bytes : 0;
 }
 
-/* Of the first n blocks. */
-static size_t private_bytes(const struct sequence *seq, int n)
+size_t sequence_blocks_bytes(const struct sequence *seq, bool prompt)
 {
     size_t bytes = 0;
-    for (int b = 0; b < n; b++)
-        if (seq->blocks[b].place == BLOCK_ABSENT)
-            bytes += seq->plan.block_bytes[b == 0];
+    for (int b = 0; b < seq->plan.n_blocks; b++)
+        if (!prompt || b < seq->plan.n_prompt_blocks || seq->blocks[b].place != BLOCK_ABSENT)
+            bytes += block_held_bytes(seq, b);
     return bytes;
 }
 
@@ -163,7 +166,7 @@ static size_t private_bytes(const struct sequence *seq, int n)
 int sequence_blocks_admit(struct sequence *seq, struct error *err)
 {
     size_t bytes;
-    int r = sequence_plan_choose(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, private_bytes(seq, seq->plan.n_prompt_blocks), private_bytes(seq, seq->plan.n_blocks), &bytes,
+    int r = sequence_plan_choose(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, sequence_blocks_bytes(seq, true), sequence_blocks_bytes(seq, false), &bytes,
                                  err);
     if (r < 0)
         return r;
@@ -177,7 +180,9 @@ int sequence_blocks_admit(struct sequence *seq, struct error *err)
         if (r < 0)
             return error_set(err, r, "no memory for a block of %zu bytes", seq->plan.block_bytes[b == 0]);
     }
-    return 0;
+    for (int b = 0; r >= 0 && b < seq->plan.n_blocks; b++)
+        r = device_index_take(seq, b);
+    return r < 0 ? error_set(err, r, "no memory for the index of a block") : 0;
 }
 
 void sequence_blocks_find(struct sequence *seq, const struct sequence_request *request)
@@ -210,6 +215,7 @@ void sequence_blocks_fini(struct sequence *seq)
         struct sequence_block *block = &seq->blocks[b];
         if (block->move)
             block_move_orphan(block->move);
+        device_index_drop(seq, b);
         if (block->place == BLOCK_PRIVATE)
             sequence_block_free_private(seq, b);
         else if (block->place != BLOCK_ABSENT)
@@ -311,8 +317,10 @@ void sequence_blocks_seal(struct sequence *seq, int first, int n)
         if (seq->blocks[b].place != BLOCK_GRANTED)
             continue;
         /* When the store is gone the extent stays readable in the mapping for as long as the lease is held; nobody else will find the block. */
-        if (kv_client_seal(seq->engine->store, &lease, 1) >= 0)
+        if (kv_client_seal(seq->engine->store, &lease, 1) >= 0) {
             seq->stats.bytes_to_pool += lease->length;
+            device_index_seal(seq, b);
+        }
         seq->blocks[b].place = BLOCK_SEALED;
     }
 }

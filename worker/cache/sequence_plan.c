@@ -74,6 +74,7 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)(p->n_kept - p->n_free + p->n_free_max) * sizeof(int32_t));
     p->bad_bytes = round64(sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
+    p->index_bytes = engine->sizes.index;
     for (int first = 0; first < 2; first++)
         p->block_bytes[first] = round64(engine->layout.block_bytes[first]);
 }
@@ -133,6 +134,11 @@ size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequen
     return plan->stage_loads && s->load_group ? (size_t)min_int(n_cached, s->load_group * s->load_groups) * s->load_slice : 0;
 }
 
+size_t sequence_plan_index_bytes(const struct sequence_plan *plan, int last)
+{
+    return (size_t)min_int(last, plan->n_pages / BLOCK_SUBPAGES) * plan->index_bytes;
+}
+
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last)
 {
     if (last <= first)
@@ -181,9 +187,9 @@ size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct seq
     return pieces_bytes(engine, plan, n_new, true);
 }
 
-size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging)
+size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks)
 {
-    const size_t prefill = sequence_plan_prefill_bytes(engine, plan, n_new) + prompt_staging, decode = sequence_plan_decode_bytes(engine, plan) + all_staging;
+    const size_t prefill = sequence_plan_prefill_bytes(engine, plan, n_new) + prompt_blocks, decode = sequence_plan_decode_bytes(engine, plan) + all_blocks;
     return prefill > decode ? prefill : decode;
 }
 
@@ -198,7 +204,7 @@ int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *er
                      "--memory-limit %zu or more", bytes, engine->fixed_bytes, limit, bytes + engine->fixed_bytes);
 }
 
-int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_staging, size_t all_staging, size_t *ret_bytes, struct error *err)
+int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks, size_t *ret_bytes, struct error *err)
 {
     const bool first = engine->bridge == BRIDGE_HOST, last = engine->bridge != BRIDGE_DEVICE;
     int r = 0;
@@ -206,25 +212,26 @@ int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan
         for (int direct = 0; direct < 2 && r <= 0; direct++) {
             plan->bridge_on_host = host;
             plan->stage_loads = !direct;
-            *ret_bytes = sequence_plan_peak_bytes(engine, plan, n_new, prompt_staging, all_staging);
+            *ret_bytes = sequence_plan_peak_bytes(engine, plan, n_new, prompt_blocks, all_blocks);
             r = engine_bytes_fit(engine, *ret_bytes, err);
         }
     return r;
 }
 
-/* With a pool the prompt's blocks live there (sequence_create counts again once the store has answered). Blocks made while decoding are always counted: should the store
- * be full or gone when they are made, they stay here. */
-static void admission_staging(const struct sequence_plan *plan, bool pool, size_t *ret_prompt, size_t *ret_all)
+/* With a pool the prompt's blocks live there (sequence_create counts again once the store has answered), and on a device with memory of its own a copy of their indices here, which nobody may share.
+ * Blocks made while decoding are always counted: should the store be full or gone when they are made, they stay here. */
+static void admission_blocks(const struct sequence_plan *plan, bool pool, size_t *ret_prompt, size_t *ret_all)
 {
     const int first = pool ? plan->n_prompt_blocks : 0;
-    *ret_prompt = sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks);
-    *ret_all = sequence_plan_staging_bytes(plan, first, plan->n_blocks);
+    const size_t index = sequence_plan_index_bytes(plan, first);
+    *ret_prompt = index + sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks);
+    *ret_all = index + sequence_plan_staging_bytes(plan, first, plan->n_blocks);
 }
 
 size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool)
 {
     size_t prompt, all;
-    admission_staging(plan, pool, &prompt, &all);
+    admission_blocks(plan, pool, &prompt, &all);
     return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, prompt, all);
 }
 
@@ -250,6 +257,6 @@ int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct
     if (n_prompt > max_context || max_new > max_context - n_prompt)
         return error_set(err, -E2BIG, "%d prompt tokens and %d new ones exceed the context of %d", n_prompt, max_new, max_context);
     sequence_plan_init(engine, n_prompt, max_new, &plan);
-    admission_staging(&plan, engine->store != NULL, &prompt, &all);
+    admission_blocks(&plan, engine->store != NULL, &prompt, &all);
     return sequence_plan_choose(engine, &plan, n_prompt, prompt, all, &bytes, err);
 }

@@ -6,30 +6,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks that can become slow. */
-static int n_slow_blocks(const struct sequence *seq)
-{
-    return seq->plan.n_pages / BLOCK_SUBPAGES;
-}
-
 static bool is_placed(const struct sequence *seq, int block)
 {
     return seq->blocks[block].place != BLOCK_ABSENT;
 }
 
-/* Private extents are memory of the device: a page cache has nothing to gain from them, and their bytes move. */
-static struct kv_block entry_of(struct sequence *seq, int block)
+/* Private extents are memory of the device: a page cache has nothing to gain from them, their bytes move, and their index is read where it lies. */
+static struct kv_block entry_of(const struct sequence *seq, int block)
 {
-    struct sequence_block *b = &seq->blocks[block];
-    if (b->place != BLOCK_PRIVATE && b->id == 0)
-        b->id = ++seq->engine->last_block_id;
-    return (struct kv_block){.data = b->data, .id = b->place == BLOCK_PRIVATE ? 0 : b->id};
+    const struct sequence_block *b = &seq->blocks[block];
+    return (struct kv_block){.data = b->data, .index = b->device ? b->device->index : NULL, .id = b->device ? b->device->id : 0};
 }
 
 int slow_tier_init(struct sequence *seq)
 {
     const struct model *m = seq->engine->model;
-    const int n = n_slow_blocks(seq);
+    const int n = sequence_slow_blocks(seq);
     if (n == 0)
         return 0;
     struct kv_block *table = calloc((size_t)n, sizeof(*table));
@@ -46,7 +38,7 @@ int slow_tier_init(struct sequence *seq)
 int slow_tier_place(struct sequence *seq, int block)
 {
     const struct model *m = seq->engine->model;
-    if (block >= n_slow_blocks(seq))
+    if (block >= sequence_slow_blocks(seq))
         return 0;
     const struct kv_block entry = entry_of(seq, block);
     return m->dev->copy(m->stream, seq->table + block, &entry, sizeof(entry));
@@ -117,7 +109,7 @@ int slow_tier_build(struct sequence *seq, int layer)
 int slow_tier_append(struct sequence *seq, int block)
 {
     const struct model_config *c = &seq->engine->model->config;
-    ASSERT(block < n_slow_blocks(seq));
+    ASSERT(block < sequence_slow_blocks(seq));
     int r = slow_tier_place(seq, block);
     for (int layer = 0; r >= 0 && layer < c->n_layers; layer++)
         for (int h = 0; r >= 0 && h < c->n_kv_heads; h++)

@@ -1,0 +1,146 @@
+#include "kernels/kernels.h"
+#include "worker/cache/device_blocks.h"
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+enum { INDEX_BYTES = 4096 };
+
+static struct device *device;
+static struct device_blocks *blocks;
+static size_t at_start;
+
+static size_t index_now(void)
+{
+    struct device_memory_stats stats;
+    cpu_device_ops()->memory_stats(device, &stats);
+    cr_assert_eq(stats.now[MEM_INDEX], stats.total_now - at_start);
+    return stats.now[MEM_INDEX];
+}
+
+static void open_with(size_t limit)
+{
+    struct device_memory_stats stats;
+    cr_assert_eq(cpu_device_ops()->open(&(struct device_config){.n_threads = 1, .memory_limit = limit}, &device), 0);
+    cpu_device_ops()->memory_stats(device, &stats);
+    at_start = stats.total_now;
+    cr_assert_eq(device_blocks_create(cpu_device_ops(), device, INDEX_BYTES, &blocks), 0);
+}
+
+static void setup(void)
+{
+    open_with(0);
+}
+static void teardown(void)
+{
+    device_blocks_free(blocks);
+    cpu_device_ops()->close(device);
+}
+TestSuite(device_blocks, .init = setup, .fini = teardown);
+
+static struct block_key key_of(uint32_t n)
+{
+    struct block_key key = {{0}};
+    memcpy(key.bytes + 8, &n, sizeof(n)); /* all in one chain */
+    return key;
+}
+
+static struct device_block *use(uint32_t key, uint64_t checksum, bool expect_new)
+{
+    const struct block_key k = key_of(key);
+    struct device_block *block;
+    bool is_new;
+    cr_assert_eq(device_blocks_use(blocks, &k, checksum, &block, &is_new), 0);
+    cr_assert_eq(is_new, expect_new);
+    return block;
+}
+
+Test(device_blocks, test_users_share_one_index)
+{
+    struct device_block *a = use(1, 10, true), *b = use(1, 10, false), *other = use(2, 10, true);
+    cr_assert(a == b && other != a && other->id != a->id && a->index != other->index);
+    cr_assert_eq(index_now(), 2 * INDEX_BYTES);
+    device_blocks_drop(blocks, a);
+    cr_assert_eq(index_now(), 2 * INDEX_BYTES);
+    device_blocks_drop(blocks, b);
+    device_blocks_drop(blocks, other);
+    device_blocks_drop(blocks, NULL);
+    cr_assert_eq(index_now(), 0);
+}
+
+Test(device_blocks, test_identity_outlives_users_and_index_does_not)
+{
+    struct device_block *a = use(1, 10, true);
+    const uint64_t id = a->id;
+    device_blocks_drop(blocks, a);
+    a = use(1, 10, true); /* its index has to be written again */
+    cr_assert(a->id == id && a->index);
+    device_blocks_drop(blocks, a);
+}
+
+/* The same key does not mean the same bytes: two runs on a GPU may differ in the last bit. */
+Test(device_blocks, test_other_bytes_are_another_block)
+{
+    struct device_block *a = use(1, 10, true), *b = use(1, 11, true);
+    cr_assert(a->id != b->id && a->index != b->index);
+    device_blocks_drop(blocks, b);
+    cr_assert(use(1, 10, false) == a);
+    device_blocks_drop(blocks, a);
+    device_blocks_drop(blocks, a);
+}
+
+Test(device_blocks, test_a_block_being_written_is_nobody_elses)
+{
+    const struct block_key key = key_of(1);
+    struct device_block *mine, *second;
+    cr_assert_eq(device_blocks_add(blocks, &key, &mine), 0);
+    cr_assert_eq(device_blocks_add(blocks, &key, &second), 0); /* the store came back empty and gave it to another */
+    cr_assert(mine != second && mine->id != second->id);
+    struct device_block *sealed = use(1, 10, true);
+    cr_assert(sealed != mine && sealed != second);
+    device_blocks_drop(blocks, sealed);
+    device_blocks_drop(blocks, second); /* never sealed: forgotten */
+    device_blocks_seal(blocks, mine, 12);
+    cr_assert(use(1, 12, false) == mine);
+    device_blocks_drop(blocks, mine);
+    device_blocks_drop(blocks, mine);
+    cr_assert_eq(index_now(), 0);
+}
+
+Test(device_blocks, test_only_the_newest_identities_are_remembered)
+{
+    uint64_t first = 0, second = 0;
+    for (uint32_t i = 0; i < DEVICE_BLOCKS_REMEMBERED + 1; i++) {
+        struct block_key key = key_of(i);
+        struct device_block *block;
+        bool is_new;
+        memcpy(key.bytes, &i, sizeof(i)); /* spread over the chains */
+        cr_assert_eq(device_blocks_use(blocks, &key, 7, &block, &is_new), 0);
+        first = i == 0 ? block->id : first;
+        second = i == 1 ? block->id : second;
+        device_blocks_drop(blocks, block);
+    }
+    struct block_key key = key_of(1);
+    struct device_block *block;
+    bool is_new;
+    memcpy(key.bytes, &(uint32_t){1}, sizeof(uint32_t));
+    cr_assert_eq(device_blocks_use(blocks, &key, 7, &block, &is_new), 0);
+    cr_assert_eq(block->id, second);
+    device_blocks_drop(blocks, block);
+    cr_assert_eq(device_blocks_use(blocks, &(struct block_key){{0}}, 7, &block, &is_new), 0);
+    cr_assert_neq(block->id, first, "the oldest was forgotten");
+    device_blocks_drop(blocks, block);
+}
+
+/* Then the index is read in the pool. */
+Test(device_blocks, test_no_memory_means_no_index)
+{
+    struct device_properties properties;
+    cpu_device_ops()->properties(device, &properties);
+    teardown();
+    open_with(properties.fixed_bytes + INDEX_BYTES);
+    struct device_block *a = use(1, 10, true), *b = use(2, 10, true);
+    cr_assert(a->index && !b->index && b->id);
+    device_blocks_drop(blocks, a);
+    device_blocks_drop(blocks, b);
+}

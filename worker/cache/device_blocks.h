@@ -1,0 +1,32 @@
+/* What a device knows of the pool's blocks that its sequences use: an identity for its page cache, and a copy of the key index, one for all sequences that share the block. For devices
+ * with memory of their own; a CPU reads both where they lie.
+ *
+ * A block is known by its key and the checksum of its bytes: on a GPU two runs of the same tokens need not agree in the last bit, so a key alone does not say which bytes. One that is
+ * being written has no checksum yet and is nobody else's. Identities are serial numbers. That of a block without users is remembered, the newest ones of them, so that the pages that were fetched
+ * of it are found again by the next turn of a conversation; its index is given back at once.
+ *
+ * Owner thread only. Host memory: a table of 512 KiB, and about 150 bytes a block in use and each of up to DEVICE_BLOCKS_REMEMBERED others. */
+#pragma once
+#include "kernels/device.h"
+#include "proto/block_key.h"
+
+enum { DEVICE_BLOCKS_REMEMBERED = 1 << 16, DEVICE_BLOCKS_CHAINS = 1 << 16, DEVICE_BLOCKS_HOST_BYTES = DEVICE_BLOCKS_CHAINS * sizeof(void *) };
+
+struct device_blocks;
+
+struct device_block {
+    uint64_t id;    /* > 0, never given out twice */
+    uint8_t *index; /* [index_bytes] of MEM_INDEX; NULL when index_bytes is 0, or there was no memory: then it is read in the pool */
+};
+
+/* index_bytes: of one block's index; 0: none is kept. */
+int device_blocks_create(const struct device_ops *dev, struct device *device, size_t index_bytes, struct device_blocks **ret_blocks);
+void device_blocks_free(struct device_blocks *blocks); /* NULL is fine; asserts that no block has users */
+/* A sealed block. *ret_new: its index is still to be written, before anybody else asks on the same stream. -ENOMEM. */
+int device_blocks_use(struct device_blocks *blocks, const struct block_key *key, uint64_t checksum, struct device_block **ret_block, bool *ret_new);
+/* A block that its user writes, index included. -ENOMEM. */
+int device_blocks_add(struct device_blocks *blocks, const struct block_key *key, struct device_block **ret_block);
+/* It is complete and sealed: from now on others may find it. */
+void device_blocks_seal(struct device_blocks *blocks, struct device_block *block, uint64_t checksum);
+/* One user less. The device has done, or will do before the memory is used again, what was submitted with it. NULL is fine. */
+void device_blocks_drop(struct device_blocks *blocks, struct device_block *block);
