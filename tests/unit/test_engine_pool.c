@@ -497,3 +497,23 @@ Test(engine_pool, test_a_pool_that_may_not_be_used_is_none)
     engine_free(engine);
     free(want);
 }
+
+/* A request whose blocks only the pool has room for waits while the pool is on its way, and is not told that it can never run. */
+Test(engine_pool, test_a_request_waits_for_a_pool_that_is_on_its_way)
+{
+    struct engine_config config = fixture_config();
+    const struct sequence_request request = {.prompt = tokens, .n_prompt = N_PROMPT};
+    struct sequence *seq;
+    struct error err;
+    fake_store_answer(store, honest);
+    struct engine *engine = fixture_engine(&f, &config, store);
+    config.memory_limit = engine_workspace_bytes(engine) + engine_sequence_bytes(engine, N_PROMPT, 0);
+    engine_free(engine);
+    engine = fixture_engine(&f, &config, store);
+    engine_use_pool(engine, false);
+    cr_expect_eq(sequence_create(engine, &request, &seq, &err), -EAGAIN);
+    engine_use_pool(engine, true);
+    cr_assert_eq(sequence_create(engine, &request, &seq, &err), 0, "%s", err.text);
+    sequence_free(seq);
+    engine_free(engine);
+}

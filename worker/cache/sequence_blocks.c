@@ -168,6 +168,8 @@ int sequence_blocks_admit(struct sequence *seq, struct error *err)
     size_t bytes;
     int r = sequence_plan_choose(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, sequence_blocks_bytes(seq, true), sequence_blocks_bytes(seq, false), &bytes,
                                  err);
+    if (r == -E2BIG && seq->engine->store && !seq->engine->pool_usable)
+        r = 0; /* with the pool, which is on its way, it may fit */
     if (r < 0)
         return r;
     if (r == 0)
