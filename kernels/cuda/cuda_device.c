@@ -1,5 +1,6 @@
 /* The GPU as a device: an arena, streams with a ring for small arguments, a cuBLAS handle, and scratch for GEMM operands. */
 #include "kernels/cuda/cuda_private.h"
+#include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/nccl_collective.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
@@ -73,6 +74,7 @@ static void device_close(struct device *device)
     if (!device)
         return;
     ASSERT(!device->collective);
+    cudnn_attention_close(device->cudnn);
     if (device->blas)
         cublasDestroy(device->blas);
     if (device->fixed_event)
@@ -104,6 +106,8 @@ static int device_init(struct device *device)
         r = cuda_error(cudaEventCreateWithFlags(&device->fixed_event, cudaEventDisableTiming));
     if (r == 0)
         r = cublas_error(cublasCreate(&device->blas));
+    if (r == 0)
+        device->cudnn = cudnn_attention_open(&device->cudnn_version);
     return r;
 }
 
@@ -138,7 +142,9 @@ static void device_properties(const struct device *device, struct device_propert
         /* cuBLAS chooses its kernels by the architecture. */
         .arithmetic = (uint8_t)(p->major * 10 + p->minor),
     };
-    snprintf(ret->name, sizeof ret->name, "cuda %.80s sm_%d%d", p->name, p->major, p->minor);
+    const int n = snprintf(ret->name, sizeof ret->name, "cuda %.80s sm_%d%d", p->name, p->major, p->minor);
+    if (device->cudnn)
+        snprintf(ret->name + n, sizeof ret->name - (size_t)n, " cudnn %zu", device->cudnn_version);
 }
 
 static int device_alloc(struct device *device, enum mem_tag tag, size_t bytes, void **ret_memory)

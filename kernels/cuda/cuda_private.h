@@ -30,6 +30,8 @@ struct device {
     pthread_mutex_t registered_lock; /* of the next: another thread registers */
     struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
     struct collective *collective; /* the one that is open, or NULL */
+    struct cudnn_attention *cudnn; /* or NULL */
+    size_t cudnn_version;
 };
 
 struct stream {
@@ -91,7 +93,7 @@ int cuda_window_scores(struct stream *s, const struct window_score_params *p);
 size_t cuda_window_scores_scratch(const struct op_bounds *b);
 int cuda_keydiff_scores(struct stream *s, const struct keydiff_params *p);
 int cuda_attn_column_sums(struct stream *s, const struct column_sum_params *p);
-size_t cuda_attn_prefill_scratch(const struct op_bounds *b);
+size_t cuda_attn_prefill_scratch(const struct stream *s, const struct op_bounds *b);
 int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p);
 int cuda_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
 int cuda_block_encode(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad);

@@ -3,6 +3,8 @@ set(CUDA_BACKEND_C
   cuda_arena.c
   cuda_device.c
   cuda_kernels.c
+  cudnn_api.c
+  cudnn_attention.c
   nccl_api.c
   nccl_collective.c
   ../../proto/base/clock.c
@@ -11,6 +13,7 @@ set(CUDA_BACKEND_C
 set(CUDA_BACKEND_CU
   attn_column_sums.cu
   attn_decode.cu
+  attn_merge.cu
   attn_prefill.cu
   block_decode.cu
   block_encode.cu

@@ -43,13 +43,13 @@ static void chunk(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int n_
 {
     struct key_bias cpu_bias, gpu_bias;
     const int64_t origin = pos0 / BLOCK_TOKENS * BLOCK_TOKENS;
-    const size_t n_keys = (size_t)pos0 + (size_t)n_q, stride = n_keys * (size_t)d + 64, own_stride = (n_keys - (size_t)origin) * (size_t)d + 64;
+    const size_t n_keys = (size_t)pos0 + (size_t)n_q, pad = (size_t)d, stride = n_keys * (size_t)d + pad, own_stride = (n_keys - (size_t)origin) * (size_t)d + pad;
     const size_t bytes = stride * (size_t)n_kv_heads * 2, own_bytes = own_stride * (size_t)n_kv_heads * 2, count = (size_t)(n_q * n_heads * d);
     float *q = ops_test_floats(t, count, 3), *out = ops_test_alloc(count * sizeof *out);
     uint16_t *k = ops_test_bf16(t, bytes / 2, 1), *v = ops_test_bf16(t, bytes / 2, 1), *own_k = ops_test_bf16(t, own_bytes / 2, 1), *own_v = ops_test_bf16(t, own_bytes / 2, 1);
     for (int h = 0; h < n_kv_heads; h++) {
-        memset(k + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 128), memset(v + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 128);
-        memset(own_k + (size_t)(h + 1) * own_stride - 64, 0xFF, 128), memset(own_v + (size_t)(h + 1) * own_stride - 64, 0xFF, 128);
+        memset(k + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 2 * pad), memset(v + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 2 * pad);
+        memset(own_k + (size_t)(h + 1) * own_stride - pad, 0xFF, 2 * pad), memset(own_v + (size_t)(h + 1) * own_stride - pad, 0xFF, 2 * pad);
     }
     struct attn_prefill_params p = {.q = q, .pos0 = pos0, .n_q = n_q, .k = k, .v = v, .head_stride = (int64_t)stride, .own_k = own_k, .own_v = own_v, .own_stride = (int64_t)own_stride,
                                     .n_heads = n_heads, .n_kv_heads = n_kv_heads, .head_dim = d, .scale = 1 / sqrtf((float)d), .out = out};
@@ -87,4 +87,18 @@ void test_ops_attention(struct ops_test *t)
     ops_test_true(t, "a head dim without a kernel", t->gpu_ops->attn_prefill(t->gpu, &odd) == -ENOTSUP);
     odd.n_q = 0;
     ops_test_true(t, "no queries", t->gpu_ops->attn_prefill(t->gpu, &odd) == -EINVAL);
+}
+
+/* Prefixes that are cuDNN's (from 1,024 keys and 128 queries on), and keys in splits, for few tiles. */
+void test_ops_prefix(struct ops_test *t)
+{
+    chunk(t, 1100, 129, 2, 1, 64, false);
+    chunk(t, 1152, 300, 2, 2, 80, false);
+    chunk(t, 1030, 128, 2, 1, 128, false);
+    chunk(t, 1024, 130, 1, 1, 64, true);
+    ops_test_free_buffers(t);
+    chunk(t, 2300, 5, 4, 1, 64, false);
+    chunk(t, 3071, 70, 1, 1, 96, false);
+    chunk(t, 2100, 3, 2, 1, 64, true);
+    prefill(t, 2048, 1, 4, 2, 80, false);
 }

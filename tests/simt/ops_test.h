@@ -50,6 +50,7 @@ void test_ops_matmul(struct ops_test *t);
 void test_ops_blocks(struct ops_test *t);
 void test_ops_select(struct ops_test *t);
 void test_ops_attention(struct ops_test *t);
+void test_ops_prefix(struct ops_test *t);
 void test_ops_sample(struct ops_test *t);
 void test_ops_decode(struct ops_test *t);
 void test_ops_page_cache(struct ops_test *t);

@@ -57,6 +57,10 @@ BUGS = [Bug(*fields) for fields in [
     ("attn_prefill: the own block is read where the others are", "attention", "attn_prefill.cu", "attn_prefill.cu", "own = a.p.own_k && first >= t.own", "own = false"),
     ("block_encode: values go to the rows of another head", "blocks", "block_encode.cu", "block_encode.cu", "job.v + head * job.head_stride + row", "job.v + row"),
     # arithmetic and indices
+    ("attn_prefill: keys of the prefix are attended twice", "prefix", "attn_prefill.cu", "attn_prefill.cu", "a.first_key = a.origin", "a.first_key = a.origin - 128"),
+    ("attn_prefill: a split begins a tile late", "prefix", "attn_prefill.cu", "attn_prefill.cu", "from = a.first_key + (int64_t)blockIdx.y * a.split_keys,", "from = a.first_key + (int64_t)blockIdx.y * (a.split_keys + 64),"),
+    ("attn_merge: the prefix weighs as if its maximum were the largest", "prefix", "attn_merge.cu", "attn_merge.cu", "merge_weight(prefix, max);", "merge_weight(prefix, prefix);"),
+    ("cudnn_attention: queries and keys swap their lengths", "prefix", "cudnn_attention.c", "cudnn_attention.c", "run->lengths, run->lengths + 1", "run->lengths + 1, run->lengths"),
     ("page_cache: a page that the round before handed out gives way", "page_cache", "page_cache.cu", "page_cache.cu", "stamp == epoch || stamp == epoch - 1", "stamp == epoch"),
     ("gather_pages: the last piece is missing", "page_cache", "gather_pages.cu", "gather_pages.cu", "+ 32 * i < n)", "+ 32 * i < n - 1)"),
     ("attn_prefill: a query does not see itself", "attention", "attn_prefill.cu", "attn_prefill.cu", "position > a.p.pos0 + query", "position >= a.p.pos0 + query"),

@@ -25,6 +25,7 @@ struct sequence_plan {
     int n_blocks;                 /* blocks there can ever be */
     int n_pages;                  /* slow sub-pages per layer and KV head there can ever be */
     int n_resident;               /* layers whose full KV is resident during prefill */
+    int active_rows;              /* positions that one KV head of it has room for, >= n_prompt */
     bool bridge_on_host;          /* sequence_plan_choose decides these two */
     bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
     size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes, bad_bytes;
@@ -355,7 +356,7 @@ struct prefill {
     int n_new;              /* tokens that are computed, n_cached .. n_prompt-1 */
     int n_loads, n_chunks;  /* units a layer */
     int unit, n_units;
-    bf16_t *active;         /* [n_resident][k, v][n_kv_heads, n_prompt, head_dim] */
+    bf16_t *active;         /* [n_resident][k, v][n_kv_heads, active_rows, head_dim] */
     struct bridge bridge;
     struct prefix_loads loads;
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
@@ -475,16 +476,16 @@ static inline int prefill_resident(const struct sequence *seq, int layer)
 static inline bf16_t *prefill_k(const struct sequence *seq, int layer)
 {
     const struct model_config *c = &seq->engine->model->config;
-    return seq->prefill.active + (int64_t)prefill_resident(seq, layer) * 2 * c->n_kv_heads * seq->plan.n_prompt * c->head_dim;
+    return seq->prefill.active + (int64_t)prefill_resident(seq, layer) * 2 * c->n_kv_heads * seq->plan.active_rows * c->head_dim;
 }
 static inline bf16_t *prefill_v(const struct sequence *seq, int layer)
 {
     const struct model_config *c = &seq->engine->model->config;
-    return prefill_k(seq, layer) + (int64_t)c->n_kv_heads * seq->plan.n_prompt * c->head_dim;
+    return prefill_k(seq, layer) + (int64_t)c->n_kv_heads * seq->plan.active_rows * c->head_dim;
 }
 static inline int64_t prefill_head_stride(const struct sequence *seq)
 {
-    return (int64_t)seq->plan.n_prompt * seq->engine->model->config.head_dim;
+    return (int64_t)seq->plan.active_rows * seq->engine->model->config.head_dim;
 }
 static inline float *prefill_column_sums(const struct sequence *seq, int layer)
 {

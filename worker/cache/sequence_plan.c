@@ -66,7 +66,7 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     p->table_bytes = round64((size_t)(p->n_pages / BLOCK_SUBPAGES) * sizeof(struct kv_block));
     p->masks_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * sizeof(uint16_t));
     p->summaries_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * engine->summary_bytes);
-    p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->n_prompt * row);
+    p->active_kv_bytes = round64((size_t)p->n_resident * (size_t)p->active_rows * row);
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
     if (p->all_queries)
         p->columns_bytes = round64(((size_t)p->n_resident * (size_t)c->n_kv_heads * (size_t)p->n_prompt + 2 * (size_t)min_int(engine->config.chunk, p->n_prompt) * (size_t)c->n_heads) * sizeof(float));
@@ -77,6 +77,17 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     p->index_bytes = engine->sizes.index;
     for (int first = 0; first < 2; first++)
         p->block_bytes[first] = round64(engine->layout.block_bytes[first]);
+}
+
+/* A GPU's library builds a plan of attention for each distance between heads and takes its time for it: so from 2,048 tokens on there are eight of them to a doubling. */
+static int active_rows(const struct engine *engine, int n_prompt)
+{
+    int step = 1;
+    if (engine->sizes.staging == 0 || n_prompt < 2048) /* the host's memory, or little of it */
+        return n_prompt;
+    while (n_prompt / step >= 16)
+        step *= 2;
+    return n_prompt / step * step + (n_prompt % step ? step : 0);
 }
 
 void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, struct sequence_plan *ret_plan)
@@ -94,6 +105,7 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
     p.n_blocks = config->answer_stays ? p.n_prompt_blocks : p.n_total / BLOCK_TOKENS;
     p.n_pages = last_recent_first / SUBPAGE_TOKENS;
+    p.active_rows = active_rows(engine, n_prompt);
     p.n_resident = config->order == PREFILL_LAYER_MAJOR ? 1 : engine->model->config.n_layers;
     p.bridge_on_host = engine->bridge == BRIDGE_HOST;
     p.stage_loads = true;
