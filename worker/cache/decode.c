@@ -89,6 +89,7 @@ static int run_layers(struct engine *e, struct sequence **sequences, const int32
         r = model_embed(m, tokens, n, e->hidden);
     if (r >= 0)
         r = model_rope_table(m, e->positions, n, e->rope);
+    e->rope_n = 0;
     for (int layer = 0; r >= 0 && layer < m->config.n_layers; layer++) {
         r = project(e, sequences, layer, n);
         if (r >= 0)

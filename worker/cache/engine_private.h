@@ -143,6 +143,7 @@ struct engine {
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
     float *hidden;                /* [max_batch, dim] of a decode step */
     float *rope;                  /* [n_max, head_dim / 2, 2] */
+    int rope_first, rope_n;       /* consecutive positions that the table is for; rope_n 0: others */
     float *logits;                /* [n_logit_rows, n_vocab] */
     struct kv_dst *dst;           /* [n_max] */
     int32_t *positions;           /* [n_max] */

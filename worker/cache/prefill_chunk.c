@@ -42,6 +42,20 @@ static void place_tokens(struct sequence *seq, const struct chunk *c)
     }
 }
 
+/* A prompt of one chunk needs one table for all layers. */
+static int fill_rope(struct engine *e, const struct chunk *c)
+{
+    if (e->rope_first == c->first && e->rope_n == c->n)
+        return 0;
+    e->rope_n = 0;
+    const int r = model_rope_table(e->model, e->positions, c->n, e->rope);
+    if (r >= 0) {
+        e->rope_first = c->first;
+        e->rope_n = c->n;
+    }
+    return r;
+}
+
 static int project(struct sequence *seq, const struct chunk *c)
 {
     struct engine *e = seq->engine;
@@ -52,7 +66,7 @@ static int project(struct sequence *seq, const struct chunk *c)
     if (c->layer == 0)
         r = model_embed(m, seq->tokens + c->first, c->n, c->x);
     if (r >= 0)
-        r = model_rope_table(m, e->positions, c->n, e->rope);
+        r = fill_rope(e, c);
     if (r >= 0)
         r = model_layer_qkv(m, c->layer, c->x, c->n, e->rope, e->dst, &e->ws);
     return r;
