@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <link.h>
+#include <unistd.h>
 
 namespace simt {
 namespace check {
@@ -24,21 +25,34 @@ static bool is_emulator(const char *file)
     return strstr(file, "tests/simt/simt_") == file || strstr(file, "/tests/simt/simt_") || strstr(file, "/cuda_runtime.h") || strstr(file, "/usr/include/") || strstr(file, "libc") == file || strstr(file, "/nptl/") || strstr(file, "/csu/") || *file == '?';
 }
 
+/* The file of a module. The program itself is known by its argv[0], which need not be a path; false: no name that a shell's quotes hold. */
+static bool module_file(const Dl_info &info, char *ret_path, size_t room)
+{
+    ssize_t n = -1;
+    if (info.dli_fname && access(info.dli_fname, R_OK) == 0)
+        n = snprintf(ret_path, room, "%s", info.dli_fname);
+    else
+        n = readlink("/proc/self/exe", ret_path, room - 1);
+    if (n < 0 || (size_t)n >= room)
+        return false;
+    ret_path[n] = 0;
+    return !strpbrk(ret_path, "'\\");
+}
+
 /* Source lines of an address, the innermost first: more than one where functions were inlined. */
 static void lines_of(const void *pc, std::vector<std::string> &ret_lines)
 {
     Dl_info info;
-    char command[600], line[600];
-    if (!dladdr(pc, &info) || !info.dli_fname || strpbrk(info.dli_fname, "'\\"))
+    char path[400], command[500], line[600];
+    if (!dladdr(pc, &info) || !module_file(info, path, sizeof path))
         return;
-    snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%lx 2>/dev/null", info.dli_fname, (unsigned long)((uintptr_t)pc - (uintptr_t)info.dli_fbase - 1));
+    snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%lx 2>/dev/null", path, (unsigned long)((uintptr_t)pc - (uintptr_t)info.dli_fbase - 1));
     FILE *out = popen(command, "r");
     while (out && fgets(line, sizeof line, out)) {
-        const char *name = strrchr(line, '/');
         line[strcspn(line, " \n")] = 0;
-        if (is_emulator(line) && !strstr(line, "simt_probe"))
+        if (is_emulator(line))
             continue;
-        name = strrchr(line, '/');
+        const char *name = strrchr(line, '/');
         ret_lines.push_back(name ? name + 1 : line);
     }
     if (out)
