@@ -16,6 +16,7 @@ struct plan {
     struct cudnn_attention_shape shape;
     struct parts parts;
     cudnn_descriptor plan; /* NULL: there is none for the shape */
+    bool failed;           /* it was executed once, and cuDNN refused */
 };
 
 struct cudnn_attention {
@@ -185,7 +186,7 @@ static bool same_shape(const struct cudnn_attention_shape *a, const struct cudnn
 }
 
 /* The shape's plan, or NULL when there is no place for one more: none is taken away from work that may be on its way. The scale is no part of a plan. */
-static const struct plan *find_plan(struct cudnn_attention *a, const struct cudnn_attention_shape *shape)
+static struct plan *find_plan(struct cudnn_attention *a, const struct cudnn_attention_shape *shape)
 {
     for (int i = 0; i < a->n_plans; i++)
         if (same_shape(&a->plans[i].shape, shape))
@@ -212,10 +213,10 @@ static bool fill_pack(const struct cudnn_attention *a, const struct cudnn_attent
 int cudnn_attention_forward(struct cudnn_attention *a, const struct cudnn_attention_shape *shape, const struct cudnn_attention_run *run)
 {
     cudnn_descriptor pack = NULL;
-    const struct plan *p = find_plan(a, shape);
-    if (!p || !p->plan)
+    struct plan *p = find_plan(a, shape);
+    if (!p || !p->plan || p->failed)
         return -ENOTSUP;
-    const bool done = a->api->set_stream(a->handle, run->stream) == CUDNN_OK && fill_pack(a, shape, run, &pack) && a->api->execute(a->handle, p->plan, pack) == CUDNN_OK;
+    p->failed = !(a->api->set_stream(a->handle, run->stream) == CUDNN_OK && fill_pack(a, shape, run, &pack) && a->api->execute(a->handle, p->plan, pack) == CUDNN_OK);
     destroy(a, pack);
-    return done ? 0 : -EIO;
+    return p->failed ? -ENOTSUP : 0;
 }
