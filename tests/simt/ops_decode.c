@@ -234,6 +234,46 @@ static void shared_blocks(struct ops_test *t, int group, bool biased)
     ops_test_free_buffers(t);
 }
 
+/* More sub-pages than the choice has threads, twice over; all blocks but the first are one in memory, and of every third sub-page nothing is slow. */
+static void many_pages(struct ops_test *t, enum page_scorer scorer, int fetch, bool blocks)
+{
+    enum { D = 32, BLOCKS = 150, SUBPAGES = BLOCKS * BLOCK_SUBPAGES };
+    const struct decode_case c = {KV_FORMAT_K8V4, 1, D, 2, 3, 5, fetch, .2, scorer, blocks, false};
+    struct block_layout layout;
+    struct decode_pair pair;
+    struct kv_block *table = ops_test_alloc(sizeof *table * BLOCKS);
+    uint16_t *masks = ops_test_alloc(sizeof *masks * SUBPAGES);
+    int32_t *cpu_chosen = ops_test_alloc(sizeof *cpu_chosen * SUBPAGES), *gpu_chosen = ops_test_alloc(sizeof *gpu_chosen * SUBPAGES);
+    ops_test_true(t, "layout", block_layout_init(&layout, c.format, LAYERS, ITEMS, D) == 0);
+    pair_make(t, &c, &layout, 0, &pair);
+    struct attn_decode_item cpu = pair.cpu, gpu = pair.gpu;
+    cpu.slow.n_subpages = SUBPAGES, cpu.slow.n_pages = 0;
+    for (int i = 0; i < SUBPAGES; i++) {
+        masks[i] = i % 3 == 1 ? 0 : (uint16_t)(0x8421 * (i % 7 + 1) | 1);
+        cpu.slow.n_pages += masks[i] != 0;
+    }
+    gpu.slow.n_subpages = SUBPAGES, gpu.slow.n_pages = cpu.slow.n_pages;
+    for (int b = 0; b < BLOCKS; b++)
+        table[b] = pair.gpu_blocks[b > 0];
+    gpu.slow.blocks = ops_test_upload(t, table, sizeof *table * BLOCKS), gpu.slow.masks = ops_test_upload(t, masks, sizeof *masks * SUBPAGES);
+    for (int b = 0; b < BLOCKS; b++)
+        table[b] = pair.blocks[b > 0];
+    cpu.slow.blocks = table, cpu.slow.masks = masks;
+    cpu.ret_chosen = cpu_chosen, gpu.ret_chosen = gpu_chosen;
+    struct attn_decode_params p = {.items = &cpu, .n_items = 1, .layout = &layout, .group = 1, .head_dim = D, .scale = 0.2f, .scorer = scorer, .fetch_blocks = blocks};
+    t->cpu_ops->attn_decode(t->cpu, &p);
+    p.items = &gpu;
+    ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
+    float *out = ops_test_download(t, gpu.out, D * sizeof(float));
+    const char *shape = ops_test_shape("attn_decode of %d pages, scorer %d, fetch %d, blocks %d", cpu.slow.n_pages, (int)scorer, fetch, blocks);
+    ops_test_true(t, shape, cpu.ret_n_chosen == gpu.ret_n_chosen);
+    ops_test_same(t, shape, cpu_chosen, gpu_chosen, sizeof *cpu_chosen * (size_t)cpu.ret_n_chosen);
+    ops_test_nmse(t, shape, cpu.out, out, D, 2e-4);
+    free(out), free(table), free(masks), free(cpu_chosen), free(gpu_chosen);
+    pair_free(&pair);
+    ops_test_free_buffers(t);
+}
+
 void test_ops_decode(struct ops_test *t)
 {
     const struct device_ops *ops = t->gpu_backend->device;
@@ -253,6 +293,8 @@ void test_ops_decode(struct ops_test *t)
         ops->stream_scratch(t->gpu, NULL, 0);
         ops_test_free_buffers(t);
     }
+    many_pages(t, PAGE_SCORER_RECENT, 40, false);
+    many_pages(t, PAGE_SCORER_INDEX2, 64, true);
     shared_blocks(t, 4, false);
     shared_blocks(t, 3, true);
     struct attn_decode_params p = {.n_items = 0, .group = 17, .head_dim = 64};

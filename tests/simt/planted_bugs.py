@@ -69,6 +69,7 @@ BUGS = [Bug(*fields) for fields in [
     ("decode rows: one row too many", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "at + key >= n", "at + key > n"),
     ("decode pages: kept tokens are attended twice", "decode", "attn_decode_parts.cuh", "attn_decode.cu", "tokens >> key & 1 ?", "true ?"),
     ("key biases: sine and cosine are swapped", "attention", "attn_bias.cuh", "attn_prefill.cu", "ab[2 * j + 1], s, logit", "ab[2 * j + 1], c, logit"),
+    ("decode: counts of pages are overwritten by the next round", "decode", "attn_decode.cu", "attn_decode.cu", f"- n_before] = i;\n        {SYNC}", "- n_before] = i;"),
     ("index: half of a page's tokens have no say in its score", "decode", "attn_index.cuh", "attn_decode.cu", "x < 32; x *= 2)\n        sum", "x < 16; x *= 2)\n        sum"),
     ("index: items that share a block get the mask of another", "decode", "attn_index.cuh", "attn_decode.cu", "tokens, owner)", "tokens, 0)"),
     ("index: who does not share an entry is scored by it all the same", "decode", "attn_index.cuh", "attn_decode.cu", "entry == shared);", "tokens != 0);"),
