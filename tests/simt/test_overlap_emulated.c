@@ -159,6 +159,36 @@ Test(overlap_emulated, cancelled_with_threads)
     cancelled(0, true);
 }
 
+/* A prompt that ends while its blocks leave: those whose last layer was computed are sealed when they have left, and found by the next run of it; nothing else is. */
+Test(overlap_emulated, cancelled_while_blocks_leave)
+{
+    const struct engine_config config = config_of(BRIDGE_HOST, 0, BLOCK_TOKENS), plain = config_of(BRIDGE_DEVICE, 0, 210);
+    const int per_layer = 5; /* units: four chunks, and the selection */
+    struct sequence_stats stats;
+    struct error err;
+    struct side side;
+    simt_configure(1, false);
+    side_open(&side, tidepool_cuda_backend(), 2, 0);
+    for (int n_chunks = 1; n_chunks <= 3; n_chunks += 2) {
+        const struct sequence_request request = {.prompt = tokens, .n_prompt = PROMPT};
+        struct sequence *seq;
+        fixture_tokens(100 + (uint64_t)n_chunks, tokens, PROMPT); /* found by nobody before */
+        struct engine *engine = fixture_engine(&side.f, &config, side.client);
+        cr_assert(sequence_create(engine, &request, &seq, &err) >= 0, "%s", err.text);
+        for (int i = 0; i < per_layer + n_chunks; i++)
+            cr_assert_eq(sequence_prefill_step(seq), 1);
+        sequence_free(seq);
+        engine_free(engine);
+        float *want = side_logits(&side, &plain, &prompt_only, false, &stats);
+        float *logits = side_logits(&side, &config, &prompt_only, true, &stats);
+        cr_expect_eq(stats.n_cached, n_chunks * BLOCK_TOKENS, "%d chunks: %d cached", n_chunks, stats.n_cached);
+        fixture_expect_same(want, logits, 1, "after a cancellation");
+        free(logits);
+        free(want);
+    }
+    side_close(&side);
+}
+
 /* Auto is the device where the request fits there, the host where it does not, and what does not fit either way is refused. */
 Test(overlap_emulated, auto_takes_the_host_when_memory_is_short)
 {
