@@ -21,14 +21,15 @@ struct device_page_cache;
 enum {
     DEVICE_PAGE_WAYS = 16,
     DEVICE_PAGE_EXTENTS_MAX = 64,
-    DEVICE_PAGE_CALL_MAX = 1 << 15,   /* pages that are looked up together; more are cut into rounds by the op */
-    DEVICE_PAGE_STAGED_MAX = 2048,    /* pages staged at a time; a cache with few slots works in rounds of as many */
+    DEVICE_PAGE_CALL_MAX = 1 << 15,   /* pages that are looked up together */
+    DEVICE_PAGE_STAGED_MAX = 2048,
 };
 #define DEVICE_PAGE_ID_MAX (((uint64_t)1 << 44) - 1)
 
 struct device_page_cache_config {
     const struct block_layout *layout; /* copied */
-    int n_pages;         /* most pages of a call, >= 1; those beyond DEVICE_PAGE_CALL_MAX are never looked up together */
+    int n_pages;         /* most pages that are looked up together, >= 1; attn_decode cuts what is more into rounds, and takes no less than 16 */
+    int n_staged;        /* most pages that are staged at a time; 0: DEVICE_PAGE_STAGED_MAX. A cache with few slots works in rounds of as many, so attn_decode takes no less than 16 here too */
     size_t extent_bytes; /* of one extent: at least one set of pages and one of sinks; 0: there will be none */
 };
 

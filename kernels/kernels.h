@@ -182,6 +182,7 @@ struct attn_decode_params {
     const struct key_bias *bias; /* or NULL */
     enum page_scorer scorer;
     bool fetch_blocks;           /* whole blocks are chosen, not sub-pages */
+    struct device_page_cache *page_cache; /* pages with an id are fetched through it; opened for this stream. NULL: they are read where they lie */
 };
 
 /* Summaries of slow sub-pages for the scorers that need them (minmax, mean, meanvar), from the pages' bytes; zeros for those without slow tokens. -EINVAL for the other scorers. */
@@ -326,8 +327,8 @@ struct kernel_ops {
      * an extent that is gone may be freed. -EINVAL. */
     int (*page_cache_resize)(struct device_page_cache *cache, void *const *extents, int n_extents);
     int (*page_cache_stats)(struct device_page_cache *cache, struct device_page_cache_stats *ret); /* waits for lookups under way */
-    /* ret_pages[i], [n] in device memory: where pages[i], [n] in device memory, is to be read by what the stream runs from now on, until the next call; plus 1 where it is counted as a miss.
-     * attn_decode does this for itself. -EINVAL. */
+    /* ret_pages[i], [n] in device memory: where pages[i], [n] in device memory, is to be read by what the stream runs from now on, until the next call; plus 1 where it is counted as
+     * a miss, plus 2 where this call fetches it. attn_decode does this for itself. -EINVAL. */
     int (*page_cache_fetch)(struct device_page_cache *cache, const struct fetch_page *pages, int n, const uint8_t **ret_pages);
 
     /* Most bytes of MEM_WORKSPACE that an op holds during one call within the bounds (ops run one at a time), beside the device's fixed_bytes: from the stream's scratch

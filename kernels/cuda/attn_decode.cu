@@ -3,7 +3,8 @@
  *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_parts.cuh
  *   score   what the scorer expects of every sub-page            the 2-bit index once for all that share it, attn_index.cuh; the others attn_summary.cuh
  *   choose  masses, the fetch_pages largest                      one block an item, radix_select.cuh
- *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores
+ *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores; with a page cache in rounds (page_cache.cu):
+ *           requests and fetch on the gather stream, then the parts whose pages were there, and when the others have arrived theirs
  *   merge   all partials of an item by log-sum-exp               a block a head
  *
  * Items that attend every page, or the newest ones, skip score; choose lists their pages. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
@@ -204,7 +205,7 @@ DEVICE void choose_pages(const struct decode_args &a, const struct decode_item &
         *item.n_now = item.slow.n_pages;
 }
 
-/* What is attended, into the caller's counts. There is no page cache: what has an id is missed. */
+/* What is attended, into the caller's counts. Without a page cache what has an id is missed; else decode_count_fetched adds what was. */
 DEVICE void count_pages(const struct decode_args &a, const struct decode_item &item)
 {
     uint32_t pages = 0, tokens = 0, misses = 0;
@@ -212,7 +213,7 @@ DEVICE void count_pages(const struct decode_args &a, const struct decode_item &i
     for (int i = (int)threadIdx.x; i < decode_n_chosen(item); i += CHOOSE_THREADS) {
         const int subpage = item.chosen[i];
         const uint32_t size = block_subpage_layout(&a.layout, subpage < BLOCK_SUBPAGES, (uint32_t)(subpage % BLOCK_SUBPAGES))->bytes;
-        const bool missed = item.slow.blocks[subpage / BLOCK_SUBPAGES].id != 0;
+        const bool missed = a.pass == DECODE_ALL && item.slow.blocks[subpage / BLOCK_SUBPAGES].id != 0;
         pages++;
         tokens += (uint32_t)__popc(item.slow.masks[subpage]);
         misses += missed;
@@ -241,6 +242,22 @@ __global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const str
     __syncthreads();
     if (item.counts)
         count_pages(a, item);
+}
+
+/* A thread a page of the round: the page cache is asked for it. Runs on the gather stream. */
+__global__ void __launch_bounds__(BLOCK_THREADS) decode_requests_kernel(const struct decode_args a, const struct page_cache_args cache, unsigned n)
+{
+    const unsigned i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    const int flat = a.first_part + (int)(i / DECODE_PAGES), at = flat % a.page_parts * DECODE_PAGES + (int)(i % DECODE_PAGES);
+    const struct decode_item *item = i < n ? &a.items[flat / a.page_parts] : nullptr;
+    const bool page = item && at < decode_n_chosen(*item);
+    const int subpage = page ? item->chosen[at] : 0;
+    const uint64_t id = page ? item->slow.blocks[subpage / BLOCK_SUBPAGES].id : 0;
+    page_requests_count(cache, id != 0);
+    if (!item)
+        return;
+    const uint64_t tag = page_tag(id, (uint32_t)item->slow.layer, (uint32_t)item->slow.kv_head, (uint32_t)(subpage % BLOCK_SUBPAGES));
+    page_request(cache, i, id, tag, page ? kv_page_at(&a.layout, &item->slow, subpage).page : nullptr, subpage == 0);
 }
 
 /* A head of an item a block, a thread a dim. */
@@ -344,30 +361,29 @@ static struct decode_extent extent_of(const struct decode_item *items, int n)
     return x;
 }
 
-template <int D> static int launch_parts(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, bool pages)
+template <int D> static int launch_parts(struct stream *s, const struct decode_args &a, dim3 grid, bool pages)
 {
     const size_t shared = decode_shared<D>::ELEMENTS * sizeof(uint16_t);
-    const int n = pages ? x.page_parts : x.row_parts;
-    if (n == 0)
+    if (grid.x == 0)
         return 0;
     const void *function = pages ? (const void *)decode_pages_kernel<D> : (const void *)decode_rows_kernel<D>;
     const int r = cuda_error(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     if (r < 0)
         return r;
-    const dim3 grid((unsigned)n, (unsigned)n_items);
     if (pages)
         return cuda_error(LAUNCH((decode_pages_kernel<D>), grid, DECODE_THREADS, shared, s->cuda, a));
     return cuda_error(LAUNCH((decode_rows_kernel<D>), grid, DECODE_THREADS, shared, s->cuda, a));
 }
 
-static int launch_parts_any(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, bool pages)
+/* Rows: a grid of [parts, items]; pages: of parts of all items in a row. */
+static int launch_parts_any(struct stream *s, const struct decode_args &a, dim3 grid, bool pages)
 {
     switch (a.head_dim) {
-    case 32: return launch_parts<32>(s, a, n_items, x, pages);
-    case 64: return launch_parts<64>(s, a, n_items, x, pages);
-    case 80: return launch_parts<80>(s, a, n_items, x, pages);
-    case 96: return launch_parts<96>(s, a, n_items, x, pages);
-    default: return launch_parts<128>(s, a, n_items, x, pages);
+    case 32: return launch_parts<32>(s, a, grid, pages);
+    case 64: return launch_parts<64>(s, a, grid, pages);
+    case 80: return launch_parts<80>(s, a, grid, pages);
+    case 96: return launch_parts<96>(s, a, grid, pages);
+    default: return launch_parts<128>(s, a, grid, pages);
     }
 }
 
@@ -381,17 +397,66 @@ static int launch_scores(struct stream *s, const struct decode_args &a, int n_it
     return cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_subpages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
 }
 
-static int launch_all(struct stream *s, const struct decode_args &a, int n_items, const struct decode_extent &x, const void *tiles, int n_tiles)
+/* A round of the page cache: parts first .. first + n - 1. Asks for their pages. */
+static int lookup_round(struct device_page_cache *c, struct decode_args a, int round, int first, int n)
+{
+    struct page_cache_args args;
+    const int n_pages = n * DECODE_PAGES;
+    a.first_part = first;
+    int r = page_cache_begin_round(c, round, n_pages, &args);
+    if (r == 0)
+        r = cuda_error(LAUNCH(decode_requests_kernel, blocks_for(n_pages), BLOCK_THREADS, 0, c->gather, a, args, (unsigned)n_pages));
+    return r == 0 ? page_cache_fetch_round(c, &args, round, n_pages) : r;
+}
+
+/* Attends them: parts whose pages were there while the others' are on their way, then these. */
+static int attend_round(struct stream *s, struct device_page_cache *c, struct decode_args a, int round, int first, int n)
+{
+    a.first_part = first;
+    a.places = c->pages[round % PAGE_ROUNDS];
+    a.pass = DECODE_PRESENT;
+    int r = page_cache_wait_answers(c, round);
+    if (r == 0)
+        r = launch_parts_any(s, a, (unsigned)n, true);
+    a.pass = DECODE_ARRIVED;
+    if (r == 0)
+        r = page_cache_wait(c, round);
+    if (r == 0)
+        r = launch_parts_any(s, a, (unsigned)n, true);
+    return r == 0 ? page_cache_end_round(c, round) : r;
+}
+
+/* While the pages of one round are attended, those of the next are looked up and fetched. */
+static int launch_pages(struct stream *s, struct device_page_cache *c, const struct decode_args &a, int n_items)
+{
+    const int n_parts = n_items * a.page_parts;
+    if (n_parts == 0)
+        return 0;
+    if (!c)
+        return launch_parts_any(s, a, (unsigned)n_parts, true);
+    const int step = page_cache_round_pages(c, (int64_t)n_parts * DECODE_PAGES) / DECODE_PAGES, n_rounds = (int)ceil_div64(n_parts, step);
+    int r = 0;
+    for (int round = 0; r == 0 && round <= n_rounds; round++) {
+        const int first = round * step;
+        if (round < n_rounds)
+            r = lookup_round(c, a, round, first, min(step, n_parts - first));
+        if (r == 0 && round > 0)
+            r = attend_round(s, c, a, round - 1, first - step, min(step, n_parts - first + step));
+    }
+    return r;
+}
+
+static int launch_all(struct stream *s, struct device_page_cache *cache, const struct decode_args &a, int n_items, const struct decode_extent &x, const void *tiles, int n_tiles)
 {
     int r = a.bias.first ? cuda_error(LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s->cuda, a)) : 0;
     if (r == 0)
-        r = launch_parts_any(s, a, n_items, x, false);
+        r = launch_parts_any(s, a, dim3((unsigned)x.row_parts, (unsigned)n_items), false);
     if (r == 0)
         r = launch_scores(s, a, n_items, x, tiles, n_tiles);
     if (r == 0 && x.page_parts > 0)
         r = cuda_error(LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s->cuda, a));
     if (r == 0)
-        r = launch_parts_any(s, a, n_items, x, true);
+        r = launch_pages(s, cache, a, n_items);
     if (r == 0)
         r = cuda_error(LAUNCH(decode_merge_kernel, dim3((unsigned)a.group, (unsigned)n_items), (unsigned)(a.head_dim + 31) / 32 * 32, 0, s->cuda, a));
     return r;
@@ -454,6 +519,8 @@ static int check(const struct attn_decode_params *p)
         if (!on_16_bytes(&item->rows[0]) || !on_16_bytes(&item->rows[1]))
             return -ENOTSUP;
     }
+    if (p->page_cache && (p->page_cache->n_pages < DECODE_PAGES || p->page_cache->args.n_staging[PAGE_CLASS_PAGE] < DECODE_PAGES))
+        return -EINVAL;
     if (p->group > DECODE_GROUP_MAX || p->n_items > 65535)
         return -ENOTSUP;
     return d == 32 || d == 64 || d == 80 || d == 96 || d == 128 ? 0 : -ENOTSUP;
@@ -464,6 +531,8 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     void *host, *device, *scratch;
     size_t bytes = 0;
     int r = check(p);
+    if (r == 0 && p->page_cache && p->page_cache->stream != s)
+        r = -EINVAL;
     if (r < 0 || p->n_items == 0)
         return r;
     const size_t item_bytes = sizeof(struct decode_item) * (size_t)p->n_items, list_bytes = item_bytes + index_tiles_bytes(p->n_items);
@@ -487,12 +556,15 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     a.head_dim = p->head_dim;
     a.scale = p->scale;
     a.scorer = p->scorer;
+    const struct decode_extent extent = extent_of(items, p->n_items);
+    a.page_parts = extent.page_parts;
+    a.pass = p->page_cache ? DECODE_PRESENT : DECODE_ALL;
     if (p->bias)
         a.bias = *p->bias;
     const int n_tiles = index_tiles_make(items, p->n_items, p->group, (uint8_t *)host + item_bytes);
     r = cuda_error(cudaMemcpyAsync(device, host, list_bytes, cudaMemcpyHostToDevice, s->cuda));
     if (r == 0)
-        r = launch_all(s, a, p->n_items, extent_of(items, p->n_items), (const uint8_t *)device + item_bytes, n_tiles);
+        r = launch_all(s, p->page_cache, a, p->n_items, extent, (const uint8_t *)device + item_bytes, n_tiles);
     if (r == 0)
         r = return_chosen(s, p, items);
     return stream_temp_end(s, r);

@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/attn_bias.cuh"
+#include "kernels/cuda/page_cache.cuh"
 #include "kernels/kv_page.h"
 
 enum {
@@ -38,6 +39,9 @@ DEVICE int decode_n_chosen(const struct decode_item &item)
     return item.n_now ? *item.n_now : item.n_chosen;
 }
 
+/* Which parts of a launch: all, those whose pages were there at once, the others. */
+enum decode_pass { DECODE_ALL, DECODE_PRESENT, DECODE_ARRIVED };
+
 struct decode_args {
     const struct decode_item *items;
     struct block_layout layout;
@@ -45,6 +49,11 @@ struct decode_args {
     float scale;
     enum page_scorer scorer;
     struct key_bias bias;
+    /* Parts of pages of all items in a row, page_parts an item: those of a launch begin at first_part. */
+    int page_parts, first_part;
+    /* Of the launch's pages, DECODE_PAGES a part: where each is to be read, as the page cache says. NULL: where it lies. */
+    const uint8_t *const *places;
+    enum decode_pass pass; /* DECODE_ALL: there is no page cache */
 };
 
 /* A logit of head h and a key at `position`, with its bias. */

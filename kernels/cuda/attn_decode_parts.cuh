@@ -101,23 +101,49 @@ template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_rows_k
     decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, item.o + (int64_t)part * a.group * D);
 }
 
+/* The first warp counts what the cache says of the part's pages. */
+DEVICE void decode_count_fetched(const struct decode_args &a, const struct decode_item &item, int first, int n, uintptr_t place)
+{
+    const int lane = (int)threadIdx.x;
+    const int subpage = lane < n ? item.chosen[first + lane] : 0;
+    const bool fetched = lane < n && item.slow.blocks[subpage / BLOCK_SUBPAGES].id != 0, missed = fetched && (place & PAGE_MISSED);
+    const uint32_t n_fetched = (uint32_t)__popc(__ballot_sync(0xFFFFFFFFu, fetched)), n_missed = (uint32_t)__popc(__ballot_sync(0xFFFFFFFFu, missed));
+    const uint32_t sinks = (uint32_t)__popc(__ballot_sync(0xFFFFFFFFu, missed && subpage == 0));
+    if (lane != 0 || n_fetched == 0)
+        return;
+    atomicAdd(&item.counts->hits, n_fetched - n_missed);
+    atomicAdd(&item.counts->misses, n_missed);
+    atomicAdd((unsigned long long *)&item.counts->bytes_missed, (unsigned long long)(n_missed - sinks) * a.layout.page.bytes + (unsigned long long)sinks * a.layout.sink.bytes);
+}
+
 /* Up to 16 sub-pages; a warp takes every fourth, expands it to bf16 in its part of shared memory and attends it. */
 template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_pages_kernel(const struct decode_args a)
 {
     DYNAMIC_SHARED(uint16_t, shared);
     typedef struct decode_shared<D> S;
-    const struct decode_item &item = a.items[blockIdx.y];
-    const int part = (int)blockIdx.x + item.n_row_parts[0] + item.n_row_parts[1], warp = (int)threadIdx.x / 32;
-    const int first = (int)blockIdx.x * DECODE_PAGES, n = min(decode_n_chosen(item) - first, (int)DECODE_PAGES);
+    const int flat = a.first_part + (int)blockIdx.x, page_part = flat % a.page_parts;
+    const struct decode_item &item = a.items[flat / a.page_parts];
+    const int part = page_part + item.n_row_parts[0] + item.n_row_parts[1], warp = (int)threadIdx.x / 32;
+    const int first = page_part * DECODE_PAGES, n = min(decode_n_chosen(item) - first, (int)DECODE_PAGES);
     if (n <= 0)
         return;
+    const uint8_t *const *places = a.places ? a.places + (size_t)blockIdx.x * DECODE_PAGES : nullptr;
+    if (places) {
+        const uintptr_t place = (int)threadIdx.x < n ? (uintptr_t)places[threadIdx.x] : 0;
+        const int arrives = __syncthreads_or((place & PAGE_ARRIVES) != 0);
+        if ((arrives != 0) != (a.pass == DECODE_ARRIVED))
+            return;
+        if (item.counts && threadIdx.x < 32)
+            decode_count_fetched(a, item, first, n, place);
+    }
     uint16_t *tiles = shared + S::QUERIES, *keys = tiles + warp * S::STAGES * 2 * S::TILE, *values = keys + S::TILE;
     struct attn_tile_rows<D> r;
     decode_queries<D>(a, item, shared, r);
     for (int i = warp; i < n; i += DECODE_WARPS) {
         const struct kv_page page = kv_page_at(&a.layout, &item.slow, item.chosen[first + i]);
         const uint32_t tokens = page.tokens;
-        page_to_tile(page.sink ? a.layout.sink : a.layout.page, page.page, D, S::LD, keys, values);
+        const uint8_t *bytes = places ? reinterpret_cast<const uint8_t *>((uintptr_t)places[i] & ~(uintptr_t)PAGE_BITS) : page.page;
+        page_to_tile(page.sink ? a.layout.sink : a.layout.page, bytes, D, S::LD, keys, values);
         __syncwarp();
         attn_tile_step<D, 16>(r, keys, values, a.scale, [&](int h, int key, float s) {
             return tokens >> key & 1 ? decode_logit(a, item, h, (int64_t)page.subpage * SUBPAGE_TOKENS + key, s) : -INFINITY;

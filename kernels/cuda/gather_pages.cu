@@ -1,7 +1,6 @@
 /* The gather: scattered sub-pages of the registered pool into device memory. A warp a page, 16 bytes a load, GATHER_LOADS loads of a lane on their way together; few blocks, because on an H200
  * eight of them read 46 of the 55 GB/s that PCIe has and slow a memory-bound kernel beside them by 6 %, where 32 read no more and slow it by 42 % (shared notes, docs/design.md).
- * The grid is fixed and the number of copies is read from device memory, so nothing here needs the host. Beside the copies, each request of the round gets its answer: where its page is to be
- * read. The answers do not wait for the copies; who reads the pages does. */
+ * The grid is fixed and the number of copies is read from device memory, so nothing here needs the host. */
 #include "kernels/cuda/page_cache.cuh"
 
 enum { GATHER_BLOCKS = 8, GATHER_THREADS = 512, GATHER_LOADS = 8 };
@@ -22,26 +21,16 @@ DEVICE void copy_page(const struct page_copy &copy, int lane)
     }
 }
 
-/* Of several requests for a missing page the lowest is the miss. */
-DEVICE const uint8_t *answer(const struct page_cache_args &a, unsigned i, unsigned entry)
-{
-    const unsigned long long place = a.places[entry], miss = a.first[entry] == i ? place & 1 : 0;
-    return reinterpret_cast<const uint8_t *>((uintptr_t)((place & ~1ull) | miss));
-}
-
-__global__ void __launch_bounds__(GATHER_THREADS) gather_pages_kernel(const struct page_cache_args a, unsigned n)
+__global__ void __launch_bounds__(GATHER_THREADS) gather_pages_kernel(const struct page_cache_args a)
 {
     const unsigned lane = threadIdx.x % 32, warps = gridDim.x * (GATHER_THREADS / 32), n_copies = a.state->n_copies;
     for (unsigned i = blockIdx.x * (GATHER_THREADS / 32) + threadIdx.x / 32; i < n_copies; i += warps)
         copy_page(a.copies[i], (int)lane);
-    for (unsigned i = blockIdx.x * GATHER_THREADS + threadIdx.x; i < n; i += gridDim.x * GATHER_THREADS)
-        if (a.entries[i] != 0)
-            a.pages[i] = answer(a, i, a.entries[i] - 1);
 }
 
 int gather_pages(const struct page_cache_args *args, int n, cudaStream_t stream)
 {
     /* No more blocks than pages could keep busy. */
     const int64_t blocks = ceil_div64(n, GATHER_THREADS / 32);
-    return cuda_error(LAUNCH(gather_pages_kernel, (unsigned)(blocks < (int64_t)GATHER_BLOCKS ? blocks : (int64_t)GATHER_BLOCKS), GATHER_THREADS, 0, stream, *args, (unsigned)n));
+    return cuda_error(LAUNCH(gather_pages_kernel, (unsigned)(blocks < (int64_t)GATHER_BLOCKS ? blocks : (int64_t)GATHER_BLOCKS), GATHER_THREADS, 0, stream, *args));
 }

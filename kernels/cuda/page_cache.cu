@@ -1,10 +1,11 @@
-/* The page cache on the device (device_page_cache.h). A round is four kernels on the gather stream, none of which needs the host to know what the others found:
+/* The page cache on the device (device_page_cache.h). A round is five kernels on the gather stream, none of which needs the host to know what the others found:
  *
  *   clear     the table of the round, the counters, the next epoch
  *   request   a thread a request: its page is an entry of an open-addressed table (CAS), so that pages asked for several times are one; the first to come puts the entry on the list of its set
  *             (page_cache_requests_kernel here, decode_requests_kernel for attention)
  *   resolve   a warp a set that has a list: hits, then misses in ascending order of tags, which makes what stays a function of the calls alone
- *   gather    gather_pages.cu: copies what is missing, and answers the requests
+ *   answer    a thread a request: where its page is to be read, whether it was missing, and whether it is still to come
+ *   gather    gather_pages.cu: copies what is missing
  *
  * Two rounds are in flight at most: while the compute stream attends the pages of one, the next is looked up. So each has its own answers and its own staging, and slots of a round and of the one
  * before are pinned, by their stamps; comparisons are for equality, so an epoch that wraps pins a slot too many for one round and nothing else. */
@@ -58,7 +59,7 @@ DEVICE void miss_page(const struct page_cache_args &a, unsigned e, uint8_t *dst)
         atomicAdd(&a.state->total.in_place, 1ull);
     else
         a.copies[atomicAdd(&a.state->n_copies, 1u)] = {src, dst, a.shape.bytes[page_class], 0};
-    a.places[e] = (unsigned long long)(uintptr_t)(dst ? dst : src) | 1;
+    a.places[e] = (unsigned long long)(uintptr_t)(dst ? dst : src) | PAGE_MISSED | (dst ? PAGE_ARRIVES : 0);
 }
 
 /* The tables of one set; lane w < WAYS holds way w of it. */
@@ -168,6 +169,17 @@ __global__ void __launch_bounds__(RESOLVE_WARPS * 32) page_cache_resolve_kernel(
     }
 }
 
+/* Of several requests for a missing page the lowest is counted as the miss; all of them wait for its copy. */
+__global__ void __launch_bounds__(BLOCK_THREADS) page_cache_answer_kernel(const struct page_cache_args a, unsigned n)
+{
+    EACH_ELEMENT(i, n) {
+        if (a.entries[i] == 0)
+            continue;
+        const unsigned long long place = a.places[a.entries[i] - 1], first = a.first[a.entries[i] - 1] == i ? PAGE_MISSED : 0;
+        a.pages[i] = reinterpret_cast<const uint8_t *>((uintptr_t)(place & (~(unsigned long long)PAGE_MISSED | first)));
+    }
+}
+
 /* ---- rounds ---- */
 
 /* With slots for many times a call's pages nearly all find one, and the call is one round; else no more pages are looked up at a time than can be staged. */
@@ -188,13 +200,6 @@ int page_cache_begin_round(struct device_page_cache *c, int round, int n, struct
 {
     const int side = round % PAGE_ROUNDS;
     struct page_cache_args a = c->args;
-    int r = 0;
-    if (round == 0) /* what is chosen is known then, and the pages of the calls before have been attended */
-        r = follow_stream(c);
-    else if (round >= PAGE_ROUNDS)
-        r = cuda_error(cudaStreamWaitEvent(c->gather, c->attended[side], 0));
-    if (r < 0)
-        return r;
     a.entries = c->entries[side];
     a.pages = c->pages[side];
     for (int i = 0; i < PAGE_CLASSES; i++)
@@ -202,7 +207,15 @@ int page_cache_begin_round(struct device_page_cache *c, int round, int n, struct
     while (a.mask / 2 + 1 >= 2 * (unsigned)n) /* a call of few pages clears and searches a small table */
         a.mask /= 2;
     *ret_args = a;
-    return cuda_error(LAUNCH(page_cache_clear_kernel, blocks_for((int64_t)a.mask + 1), BLOCK_THREADS, 0, c->gather, a));
+    /* The table is this stream's alone, so clearing it waits for nothing. */
+    int r = cuda_error(LAUNCH(page_cache_clear_kernel, blocks_for((int64_t)a.mask + 1), BLOCK_THREADS, 0, c->gather, a));
+    if (r < 0)
+        return r;
+    if (round == 0) /* what is chosen is known then, and the pages of the calls before have been attended */
+        r = follow_stream(c);
+    else if (round >= PAGE_ROUNDS)
+        r = cuda_error(cudaStreamWaitEvent(c->gather, c->attended[side], 0));
+    return r;
 }
 
 int page_cache_fetch_round(struct device_page_cache *c, const struct page_cache_args *args, int round, int n)
@@ -210,8 +223,17 @@ int page_cache_fetch_round(struct device_page_cache *c, const struct page_cache_
     const int64_t blocks = ceil_div64(n, RESOLVE_WARPS);
     int r = cuda_error(LAUNCH(page_cache_resolve_kernel, (unsigned)(blocks < (int64_t)RESOLVE_BLOCKS_MAX ? blocks : (int64_t)RESOLVE_BLOCKS_MAX), RESOLVE_WARPS * 32, 0, c->gather, *args));
     if (r == 0)
+        r = cuda_error(LAUNCH(page_cache_answer_kernel, blocks_for(n), BLOCK_THREADS, 0, c->gather, *args, (unsigned)n));
+    if (r == 0)
+        r = cuda_error(cudaEventRecord(c->answered[round % PAGE_ROUNDS], c->gather));
+    if (r == 0)
         r = gather_pages(args, n, c->gather);
     return r == 0 ? cuda_error(cudaEventRecord(c->fetched[round % PAGE_ROUNDS], c->gather)) : r;
+}
+
+int page_cache_wait_answers(struct device_page_cache *c, int round)
+{
+    return cuda_error(cudaStreamWaitEvent(c->stream->cuda, c->answered[round % PAGE_ROUNDS], 0));
 }
 
 int page_cache_wait(struct device_page_cache *c, int round)
@@ -243,7 +265,8 @@ static size_t cache_layout(struct device_page_cache *c, const struct device_page
     while (table < 2 * (size_t)c->n_pages)
         table *= 2;
     a->mask = (unsigned)(table - 1);
-    a->n_staging[PAGE_CLASS_PAGE] = (unsigned)(c->n_pages < (int)DEVICE_PAGE_STAGED_MAX ? c->n_pages : (int)DEVICE_PAGE_STAGED_MAX);
+    const int n_staged = config->n_staged ? config->n_staged : (int)DEVICE_PAGE_STAGED_MAX;
+    a->n_staging[PAGE_CLASS_PAGE] = (unsigned)(c->n_pages < n_staged ? c->n_pages : n_staged);
     a->n_staging[PAGE_CLASS_SINK] = page_class_of(&a->shape, true) == PAGE_CLASS_SINK ? (unsigned)ceil_div64(a->n_staging[PAGE_CLASS_PAGE], 16) : 0;
     a->state = (struct page_cache_state *)take(base, &used, sizeof *a->state);
     a->tags = (unsigned long long *)take(base, &used, table * sizeof *a->tags);
@@ -265,7 +288,7 @@ static size_t cache_layout(struct device_page_cache *c, const struct device_page
 /* -EINVAL. */
 static int cache_init(struct device_page_cache *c, const struct device_page_cache_config *config)
 {
-    if (config->n_pages < 1)
+    if (config->n_pages < 1 || config->n_staged < 0)
         return -EINVAL;
     if (config->extent_bytes)
         return page_cache_shape_init(&c->args.shape, config->layout, config->extent_bytes) < 0 ? -EINVAL : 0;
@@ -288,7 +311,9 @@ static int streams_create(struct device_page_cache *c)
     if (r == 0)
         r = cuda_error(cudaEventCreateWithFlags(&c->chosen, cudaEventDisableTiming));
     for (int i = 0; r == 0 && i < PAGE_ROUNDS; i++) {
-        r = cuda_error(cudaEventCreateWithFlags(&c->fetched[i], cudaEventDisableTiming));
+        r = cuda_error(cudaEventCreateWithFlags(&c->answered[i], cudaEventDisableTiming));
+        if (r == 0)
+            r = cuda_error(cudaEventCreateWithFlags(&c->fetched[i], cudaEventDisableTiming));
         if (r == 0)
             r = cuda_error(cudaEventCreateWithFlags(&c->attended[i], cudaEventDisableTiming));
     }
@@ -306,6 +331,8 @@ extern "C" void cuda_page_cache_close(struct device_page_cache *c)
     if (c->chosen)
         cudaEventDestroy(c->chosen);
     for (int i = 0; i < PAGE_ROUNDS; i++) {
+        if (c->answered[i])
+            cudaEventDestroy(c->answered[i]);
         if (c->fetched[i])
             cudaEventDestroy(c->fetched[i]);
         if (c->attended[i])

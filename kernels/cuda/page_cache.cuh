@@ -6,6 +6,8 @@
 #include "kernels/cuda/page_cache_shape.h"
 
 enum { PAGE_ROUNDS = 2 /* in flight: one is looked up while the pages of the other are attended */ };
+/* Lowest bits of where a page is to be read, which is a multiple of 64. */
+enum { PAGE_MISSED = 1, PAGE_ARRIVES = 2, PAGE_BITS = 3 };
 
 /* One copy of the gather kernel. */
 struct page_copy {
@@ -35,12 +37,12 @@ struct page_cache_args {
     unsigned *first;             /* the lowest request for the page */
     unsigned *next;              /* in the list of its set, plus 1 */
     unsigned long long *sources; /* where it lies; bit 0: class */
-    unsigned long long *places;  /* where it can be read after the round; bit 0: it was missing */
+    unsigned long long *places;  /* where it can be read after the round, with PAGE_MISSED and PAGE_ARRIVES */
     unsigned mask;
     unsigned *touched;           /* [n_pages] sets with a list */
     struct page_copy *copies;    /* [n_pages] */
     unsigned *entries;           /* [n_pages] of each request, plus 1; 0: it names no page to look up */
-    const uint8_t **pages;       /* [n_pages] of each request: where its page is to be read; bit 0: it is counted as a miss. NULL: no page */
+    const uint8_t **pages;       /* [n_pages] of each request: where its page is to be read; PAGE_MISSED: it is counted as a miss, PAGE_ARRIVES: not before the gather is done */
     uint8_t *staging[PAGE_CLASSES];
     unsigned n_staging[PAGE_CLASSES];
     struct page_cache_shape shape;
@@ -89,7 +91,7 @@ DEVICE void page_requests_count(const struct page_cache_args &a, bool counts)
 struct device_page_cache {
     struct stream *stream;
     cudaStream_t gather;
-    cudaEvent_t chosen, fetched[PAGE_ROUNDS], attended[PAGE_ROUNDS];
+    cudaEvent_t chosen, answered[PAGE_ROUNDS], fetched[PAGE_ROUNDS], attended[PAGE_ROUNDS];
     struct page_cache_args args;   /* but for entries and pages, which each round has its own of */
     unsigned *entries[PAGE_ROUNDS];
     const uint8_t **pages[PAGE_ROUNDS];
@@ -99,18 +101,19 @@ struct device_page_cache {
     uint32_t n_extents;
     void *extents[DEVICE_PAGE_EXTENTS_MAX];
     struct page_cache_state *host; /* pinned: what crosses between host and device when nothing is at work */
-    int round;                     /* of the call at work */
 };
 
 /* The pages that one round of this call looks up at most. */
 int page_cache_round_pages(const struct device_page_cache *c, int64_t n_call);
 /* Begins round `round` of a call: the gather stream waits for what it needs, and the table is cleared. The caller then launches its requests (page_request for every i of the round) on
- * c->gather, and page_cache_fetch_round answers them: c->pages[round % PAGE_ROUNDS] is complete, and the pages are there, for what the compute stream runs after page_cache_wait. */
+ * c->gather, and page_cache_fetch_round answers them. What the compute stream runs after page_cache_wait_answers has c->pages[round % PAGE_ROUNDS] and the pages that were there, after
+ * page_cache_wait all of them. */
 int page_cache_begin_round(struct device_page_cache *c, int round, int n, struct page_cache_args *ret_args);
 int page_cache_fetch_round(struct device_page_cache *c, const struct page_cache_args *args, int round, int n);
+int page_cache_wait_answers(struct device_page_cache *c, int round);
 int page_cache_wait(struct device_page_cache *c, int round);
 /* The compute stream has submitted all that reads the round's pages. */
 int page_cache_end_round(struct device_page_cache *c, int round);
 
-/* Answers requests 0..n-1 and copies what is missing (gather_pages.cu). */
+/* Copies what is missing, of n requests (gather_pages.cu). */
 int gather_pages(const struct page_cache_args *args, int n, cudaStream_t stream);

@@ -223,7 +223,7 @@ static void step(struct cache_test *x, int n)
     ops_test_true(t, "pinned memory", dev->host_alloc(t->gpu_device, (size_t)(n + 1) * x->layout.sink.bytes, &memory) == 0); /* no wait for each copy */
     uint8_t *copies = memory;
     for (int i = 0; i < n; i++)
-        dev->copy(t->gpu, copies + (size_t)i * x->layout.sink.bytes, (const void *)(answers[i] & ~(uintptr_t)1), pages[i].sink ? x->layout.sink.bytes : x->layout.page.bytes);
+        dev->copy(t->gpu, copies + (size_t)i * x->layout.sink.bytes, (const void *)(answers[i] & ~(uintptr_t)3), pages[i].sink ? x->layout.sink.bytes : x->layout.page.bytes);
     dev->stream_sync(t->gpu);
     for (int i = 0; i < n; i++) {
         as_model &= (answers[i] & 1) == missed[i];

@@ -54,4 +54,5 @@ void test_ops_prefix(struct ops_test *t);
 void test_ops_sample(struct ops_test *t);
 void test_ops_decode(struct ops_test *t);
 void test_ops_page_cache(struct ops_test *t);
+void test_ops_decode_fetch(struct ops_test *t);
 void test_ops_scores(struct ops_test *t);

@@ -56,6 +56,8 @@ BUGS = [Bug(*fields) for fields in [
      "return 0;"),
     ("attn_prefill: the own block is read where the others are", "attention", "attn_prefill.cu", "attn_prefill.cu", "own = a.p.own_k && first >= t.own", "own = false"),
     ("block_encode: values go to the rows of another head", "blocks", "block_encode.cu", "block_encode.cu", "job.v + head * job.head_stride + row", "job.v + row"),
+    ("page_cache: staging is written over while it is attended", "decode_fetch", "page_cache.cu", "page_cache.cu", "r = cuda_error(cudaStreamWaitEvent(c->gather, c->attended[side], 0));", "r = 0;"),
+    ("decode pages: pages are attended while they arrive", "decode_fetch", "attn_decode_parts.cuh", "attn_decode.cu", "(arrives != 0) != (a.pass == DECODE_ARRIVED)", "a.pass == DECODE_ARRIVED"),
     # arithmetic and indices
     ("attn_prefill: keys of the prefix are attended twice", "prefix", "attn_prefill.cu", "attn_prefill.cu", "a.first_key = a.origin", "a.first_key = a.origin - 128"),
     ("attn_prefill: a split begins a tile late", "prefix", "attn_prefill.cu", "attn_prefill.cu", "from = a.first_key + (int64_t)blockIdx.y * a.split_keys,", "from = a.first_key + (int64_t)blockIdx.y * (a.split_keys + 64),"),

@@ -71,6 +71,7 @@ static int attend(struct engine *e, struct sequence **sequences, int layer, int 
         .bias = key_bias_of(&e->bias, layer),
         .scorer = e->config.scorer->kernel,
         .fetch_blocks = e->config.fetch_unit == BLOCK_TOKENS,
+        .page_cache = e->pages.cache,
     };
     int r = m->ops->attn_decode(m->stream, &p);
     if (r < 0)

@@ -159,10 +159,11 @@ static void size_engine(struct engine *engine)
         if (engine->config.scorer->kernel == PAGE_SCORER_INDEX2 && engine->fetch_pages != INT32_MAX) /* where all is attended nobody scores */
             s->index = (block_index_bytes(&engine->layout) + 63) & ~(size_t)63;
         s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
+        s->pages = device_pages_bytes(engine);
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->counts + s->own + s->staging + s->collective;
+    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->counts + s->own + s->staging + s->pages + s->collective;
 }
 
 static int alloc_device(struct engine *engine)
@@ -336,6 +337,7 @@ void engine_free(struct engine *engine)
         return;
     ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0);
     page_cache_free(engine->page_cache);
+    device_pages_close(engine);
     free(engine->compare);
     free(engine->host_counts);
     free(engine->chosen);

@@ -95,6 +95,7 @@ struct engine_sizes {
     size_t counts;      /* MEM_WORKSPACE: what a step attends, where the device counts; 0 where the host reads its memory */
     size_t index;       /* MEM_INDEX of one block of the pool that can become slow; 0: the scorer reads none, or reads it in the pool */
     bool device_blocks; /* the device has memory of its own */
+    size_t pages;       /* MEM_PAGE_CACHE: what fetching takes beside the slots; 0 where pages are read where they lie */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 
@@ -112,6 +113,15 @@ struct block_writes {
     } seals[WRITE_SEALS];         /* a queue in the order of the copies */
     int first_seal, n_seals;
     int32_t *n_bad;               /* pinned [WRITE_SEALS]: values out of range, as the blocks left */
+};
+
+/* The page cache of a device with memory of its own (device_pages.c). */
+struct device_pages {
+    struct device_page_cache *cache; /* or NULL */
+    void *memory;                    /* its fixed part, [sizes.pages] */
+    void *extents[DEVICE_PAGE_EXTENTS_MAX];
+    size_t extent_bytes;             /* 0: there are never any */
+    int n_extents, n_max;
 };
 
 struct engine {
@@ -155,7 +165,8 @@ struct engine {
     uint16_t *mask_rows;          /* [n_kv_heads, max_context / SUBPAGE_TOKENS] masks of one layer on their way to the device */
     struct device_blocks *device_blocks; /* NULL where the host's memory is the device's */
 
-    struct page_cache *page_cache; /* or NULL */
+    struct page_cache *page_cache; /* what a device would hold, counted by the host where it reads the device's memory; or NULL */
+    struct device_pages pages;
     size_t fixed_bytes;           /* engine_workspace_bytes */
     size_t committed_bytes;       /* promised to live sequences */
     int n_sequences;
@@ -207,6 +218,15 @@ void page_traffic_item(struct engine *engine, int i, int kv_head, struct attn_de
 void page_traffic_layer(struct engine *engine, struct sequence **sequences, int n);
 /* The step is over: what it attended is in the sequences' statistics. A device is waited for. */
 int page_traffic_end(struct engine *engine, struct sequence **sequences, int n);
+
+/* ---- pages on the device (device_pages.c) ---- */
+/* Of its fixed part; 0: pages are read where they lie, and what follows does nothing. */
+size_t device_pages_bytes(const struct engine *engine);
+/* Opens the cache, with slots in at most `bytes`. -ENOMEM. */
+int device_pages_open(struct engine *engine, size_t bytes);
+void device_pages_close(struct engine *engine);
+void device_pages_fit(struct engine *engine, size_t bytes);
+void device_pages_stats(const struct engine *engine, struct page_cache_stats *ret);
 
 /* ---- slow tier (slow_tier.c) ---- */
 /* The block table, as far as blocks have a place: those of the prompt, and those of the answer that were found. */

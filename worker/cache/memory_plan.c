@@ -20,8 +20,10 @@ static void fill(struct engine *engine, const struct sequence_plan *s, bool pool
     const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks), index = sequence_plan_index_bytes(s, first);
 
     add_pieces(engine, s, plan);
-    plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging;
-    plan->decode[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging;
+    plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging - engine->sizes.pages;
+    plan->decode[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging - engine->sizes.pages;
+    plan->prefill[MEM_PAGE_CACHE] += engine->sizes.pages;
+    plan->decode[MEM_PAGE_CACHE] += engine->sizes.pages;
     plan->prefill[MEM_INDEX] += index;
     plan->decode[MEM_INDEX] += index;
     plan->prefill[MEM_STAGING] += engine->sizes.staging + sequence_plan_staging_bytes(s, first, s->n_prompt_blocks);

@@ -150,11 +150,10 @@ static size_t capacity(const struct engine *e)
 
 int page_traffic_open(struct engine *e)
 {
+    const bool none = e->config.page_cache == PAGE_CACHE_AUTO && e->config.memory_limit == 0;
+    const size_t most = none ? 0 : capacity(e);
     if (e->counts)
-        return 0;
-    if (e->config.page_cache == PAGE_CACHE_AUTO && e->config.memory_limit == 0)
-        return 0;
-    const size_t most = capacity(e);
+        return device_pages_open(e, most);
     return most < e->layout.page.bytes ? 0 : page_cache_create(e->layout.page.bytes, most, &e->page_cache);
 }
 
@@ -162,6 +161,7 @@ void page_traffic_fit(struct engine *e)
 {
     if (e->page_cache)
         page_cache_resize(e->page_cache, capacity(e));
+    device_pages_fit(e, capacity(e));
 }
 
 void engine_page_cache_stats(const struct engine *engine, struct page_cache_stats *ret)
@@ -169,4 +169,6 @@ void engine_page_cache_stats(const struct engine *engine, struct page_cache_stat
     *ret = (struct page_cache_stats){0};
     if (engine->page_cache)
         page_cache_stats(engine->page_cache, ret);
+    else if (engine->pages.cache)
+        device_pages_stats(engine, ret);
 }
