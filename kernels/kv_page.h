@@ -10,17 +10,42 @@ struct kv_page {
     int32_t subpage;      /* its place in the sequence: first position / SUBPAGE_TOKENS */
 };
 
-BLOCK_LAYOUT_INLINE struct kv_page kv_page_at(const struct block_layout *l, const struct slow_pages *slow, int subpage)
+/* Where one block's sub-pages and index entries lie, for one layer and KV head. */
+struct kv_block_pages {
+    const uint8_t *pages, *index;
+    uint32_t first_bytes, page_bytes, index_bytes; /* of sub-page 0, of each other one, of an entry */
+    bool first;
+};
+
+BLOCK_LAYOUT_INLINE struct kv_block_pages kv_block_pages_at(const struct block_layout *l, const struct slow_pages *slow, int block)
 {
-    const struct kv_block *block = &slow->blocks[subpage / BLOCK_SUBPAGES];
-    const bool first = subpage < BLOCK_SUBPAGES;
-    const uint32_t layer = (uint32_t)slow->layer, head = (uint32_t)slow->kv_head, place = (uint32_t)(subpage % BLOCK_SUBPAGES);
-    const uint8_t *slice = block->data + block_slice_offset(l, first, layer);
+    const struct kv_block *b = &slow->blocks[block];
+    const uint32_t layer = (uint32_t)slow->layer, head = (uint32_t)slow->kv_head;
+    struct kv_block_pages p;
+    p.first = block == 0;
+    const uint8_t *slice = b->data + block_slice_offset(l, p.first, layer);
+    p.pages = slice + block_subpage_offset(l, p.first, head, 0);
+    p.index = b->index ? b->index + block_index_copy_offset(l, layer, head, 0) : slice + block_index_offset(l, p.first, head, 0);
+    p.first_bytes = p.first ? l->sink.bytes : l->page.bytes;
+    p.page_bytes = l->page.bytes;
+    p.index_bytes = l->index_entry_bytes;
+    return p;
+}
+
+BLOCK_LAYOUT_INLINE struct kv_page kv_block_page(const struct kv_block_pages *p, const struct slow_pages *slow, int subpage)
+{
+    const uint32_t place = (uint32_t)subpage % BLOCK_SUBPAGES;
     struct kv_page page;
-    page.page = slice + block_subpage_offset(l, first, head, place);
-    page.index = block->index ? block->index + block_index_copy_offset(l, layer, head, place) : slice + block_index_offset(l, first, head, place);
+    page.page = place ? p->pages + p->first_bytes + (place - 1) * p->page_bytes : p->pages;
+    page.index = p->index + place * p->index_bytes;
     page.tokens = slow->masks[subpage];
-    page.sink = first && place == 0;
+    page.sink = p->first && place == 0;
     page.subpage = subpage;
     return page;
+}
+
+BLOCK_LAYOUT_INLINE struct kv_page kv_page_at(const struct block_layout *l, const struct slow_pages *slow, int subpage)
+{
+    const struct kv_block_pages block = kv_block_pages_at(l, slow, subpage / BLOCK_SUBPAGES);
+    return kv_block_page(&block, slow, subpage);
 }

@@ -110,19 +110,27 @@ static int count_blocks(const struct slow_pages *slow)
     return n;
 }
 
-/* Nearly all have slow tokens, so four at a time are looked at. */
+/* Nearly all masks are full, so four at a time are looked at. */
 static void list_subpages(const struct slow_pages *slow, int32_t *ret_subpages)
 {
-    int n = 0;
-    for (int i = 0; i < slow->n_subpages; i += 4) {
-        uint64_t four = 0;
-        memcpy(&four, slow->masks + i, sizeof *slow->masks * (size_t)(slow->n_subpages - i < 4 ? slow->n_subpages - i : 4));
-        for (int j = i; four; j++, four >>= 16) {
-            if (!(four & 0xFFFF))
-                continue;
-            ASSERT(n < slow->n_pages);
-            ret_subpages[n++] = j;
-        }
+    int n = 0, i = 0;
+    for (; i + 4 <= slow->n_subpages && n + 4 <= slow->n_pages; i += 4) {
+        uint64_t four;
+        memcpy(&four, slow->masks + i, sizeof four);
+        ret_subpages[n] = i;
+        n += (uint16_t)four != 0;
+        ret_subpages[n] = i + 1;
+        n += (uint16_t)(four >> 16) != 0;
+        ret_subpages[n] = i + 2;
+        n += (uint16_t)(four >> 32) != 0;
+        ret_subpages[n] = i + 3;
+        n += four >> 48 != 0;
+    }
+    for (; i < slow->n_subpages; i++) {
+        if (!slow->masks[i])
+            continue;
+        ASSERT(n < slow->n_pages);
+        ret_subpages[n++] = i;
     }
     ASSERT(n == slow->n_pages);
 }
@@ -181,6 +189,19 @@ static void run_rows(const struct decode_wave *w, struct decode_state *st, int p
     unit_rows(&u, rows, first, n, st->ml + 2 * part * group, st->o + (int64_t)part * group * d);
 }
 
+/* Sub-pages in ascending order: most lie in the block of the one before. */
+static void find_pages(const struct block_layout *layout, const struct slow_pages *slow, const int32_t *subpages, int n, struct kv_page *ret_pages)
+{
+    struct kv_block_pages pages = {0};
+    for (int i = 0, last = -1; i < n; i++) {
+        const int block = subpages[i] / BLOCK_SUBPAGES;
+        if (block != last)
+            pages = kv_block_pages_at(layout, slow, block);
+        last = block;
+        ret_pages[i] = kv_block_page(&pages, slow, subpages[i]);
+    }
+}
+
 static void run_scores(const struct decode_wave *w, struct decode_state *st, int segment)
 {
     const struct attn_decode_params *p = w->p;
@@ -188,8 +209,7 @@ static void run_scores(const struct decode_wave *w, struct decode_state *st, int
     struct kv_page pages[SCORE_SEGMENT];
     int group = p->group, first = segment * SCORE_SEGMENT;
     int n = slow->n_pages - first < SCORE_SEGMENT ? slow->n_pages - first : SCORE_SEGMENT;
-    for (int i = 0; i < n; i++)
-        pages[i] = kv_page_at(p->layout, slow, st->subpages[first + i]);
+    find_pages(p->layout, slow, st->subpages + first, n, pages);
     const struct unit_query u = query_of(w, st);
     unit_scores(&u, p->scorer, p->layout, pages, st->item->summaries, n, st->score_ml + 2 * segment * group, st->page_sum + segment * group * SCORE_SEGMENT);
 }
@@ -204,8 +224,10 @@ static int attended_subpage(const struct decode_state *st, int i)
 static int segment_pages(const struct decode_state *st, int segment, const struct block_layout *layout, struct kv_page *ret_pages)
 {
     const int first = segment * PAGES_SEGMENT, n = st->n_chosen - first < PAGES_SEGMENT ? st->n_chosen - first : PAGES_SEGMENT;
+    int32_t subpages[PAGES_SEGMENT];
     for (int i = 0; i < n; i++)
-        ret_pages[i] = kv_page_at(layout, &st->item->slow, attended_subpage(st, first + i));
+        subpages[i] = attended_subpage(st, first + i);
+    find_pages(layout, &st->item->slow, subpages, n, ret_pages);
     return n;
 }
 
