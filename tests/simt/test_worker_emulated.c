@@ -61,7 +61,7 @@ static struct driver_worker *worker_await(int i)
 
 static struct driver_worker *worker_start(int i)
 {
-    process_start(i, (const char *const[]){"--router", endpoint, NULL});
+    process_start(i, (const char *const[]){"--router", endpoint, "--page-cache", "8M", "--budget", "64", "--recent", "0", NULL});
     return worker_await(i);
 }
 
@@ -96,7 +96,7 @@ static struct driver_request *ask(struct driver_worker *w, uint64_t id)
     return driver_end(&driver, id);
 }
 
-/* The first by itself, then from its own blocks in the pool; the second worker from those of the first. SIGTERM ends both in order: nothing is left registered or allocated. */
+/* The first by itself, then from its own blocks in the pool; the second worker from those of the first. What the first answer fetched the second finds in the page cache. SIGTERM ends both in order: nothing is left registered or allocated. */
 Test(worker_emulated, answers_from_the_pool_are_the_same)
 {
     struct driver_worker *w0 = worker_start(0), *w1 = worker_start(1);
@@ -107,6 +107,9 @@ Test(worker_emulated, answers_from_the_pool_are_the_same)
         cr_expect_eq(memcmp(answers[0]->tokens, answers[i]->tokens, ANSWER * sizeof(uint32_t)), 0, "answer %d", i);
         cr_expect_eq(memcmp(answers[0]->logprobs, answers[i]->logprobs, ANSWER * sizeof(float)), 0, "answer %d", i);
     }
+    cr_expect(answers[0]->page_misses > 0 && answers[1]->page_misses == 0 && answers[1]->page_hits == answers[0]->page_hits + answers[0]->page_misses, "%d found and %d missed, then %d and %d",
+              (int)answers[0]->page_hits, (int)answers[0]->page_misses, (int)answers[1]->page_hits, (int)answers[1]->page_misses);
+    cr_expect_eq(answers[2]->page_hits + answers[2]->page_misses, answers[1]->page_hits);
     for (int i = 0; i < 2; i++) {
         kill(workers[i].pid, SIGTERM);
         cr_expect_eq(child_wait(&workers[i], WAIT_MS), 0, "%s", workers[i].log);

@@ -135,6 +135,8 @@ static void on_request_message(struct driver_request *r, uint16_t type, const Pr
         r->reason = f->reason;
         r->completion_tokens = f->completion_tokens;
         r->stop_id = f->stop_id;
+        r->page_hits = f->page_hits;
+        r->page_misses = f->page_misses;
         break;
     case ENGINE_FAILED:
         r->failed = true;

@@ -40,6 +40,17 @@ static void free_extents(const struct engine *e, struct device_pages *p, int fir
         e->model->dev->free(e->model->device, p->extents[p->n_extents - 1]);
 }
 
+int device_pages_refresh(struct engine *e)
+{
+    struct device_page_cache_stats s;
+    if (!e->pages.cache)
+        return 0;
+    const int r = e->model->ops->page_cache_stats(e->pages.cache, &s);
+    if (r >= 0)
+        e->pages.stats = (struct page_cache_stats){.hits = s.hits, .misses = s.misses, .evictions = s.evictions, .capacity_bytes = s.capacity_bytes, .used_bytes = s.used_bytes};
+    return r;
+}
+
 static int fit(struct engine *e, size_t bytes)
 {
     const struct model *m = e->model;
@@ -47,6 +58,8 @@ static int fit(struct engine *e, size_t bytes)
     const size_t room = p->extent_bytes ? bytes / p->extent_bytes : 0;
     const int n = room < (size_t)p->n_max ? (int)room : p->n_max, before = p->n_extents;
     int r = n < before ? m->ops->page_cache_resize(p->cache, p->extents, n) : 0;
+    if (r >= 0 && n < before)
+        r = device_pages_refresh(e);
     if (r < 0)
         return r;
     free_extents(e, p, n);
@@ -56,9 +69,11 @@ static int fit(struct engine *e, size_t bytes)
     if (p->n_extents <= before)
         return 0;
     r = m->ops->page_cache_resize(p->cache, p->extents, p->n_extents);
-    if (r < 0)
+    if (r < 0) {
         free_extents(e, p, before);
-    return r;
+        return r;
+    }
+    return device_pages_refresh(e);
 }
 
 int device_pages_open(struct engine *e, size_t bytes)
@@ -89,12 +104,4 @@ void device_pages_close(struct engine *e)
     free_extents(e, &e->pages, 0);
     m->dev->free(m->device, e->pages.memory);
     e->pages = (struct device_pages){0};
-}
-
-void device_pages_stats(const struct engine *e, struct page_cache_stats *ret)
-{
-    struct device_page_cache_stats s;
-    if (e->model->ops->page_cache_stats(e->pages.cache, &s) < 0)
-        return;
-    *ret = (struct page_cache_stats){.hits = s.hits, .misses = s.misses, .evictions = s.evictions, .capacity_bytes = s.capacity_bytes, .used_bytes = s.used_bytes};
 }

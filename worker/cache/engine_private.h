@@ -122,6 +122,7 @@ struct device_pages {
     void *extents[DEVICE_PAGE_EXTENTS_MAX];
     size_t extent_bytes;             /* 0: there are never any */
     int n_extents, n_max;
+    struct page_cache_stats stats;   /* as of the last step or change of size */
 };
 
 struct engine {
@@ -226,7 +227,8 @@ size_t device_pages_bytes(const struct engine *engine);
 int device_pages_open(struct engine *engine, size_t bytes);
 void device_pages_close(struct engine *engine);
 void device_pages_fit(struct engine *engine, size_t bytes);
-void device_pages_stats(const struct engine *engine, struct page_cache_stats *ret);
+/* Takes the statistics; waits for lookups under way, so not while work waits that other ranks have not heard of. Negative: the device has failed. */
+int device_pages_refresh(struct engine *engine);
 
 /* ---- slow tier (slow_tier.c) ---- */
 /* The block table, as far as blocks have a place: those of the prompt, and those of the answer that were found. */

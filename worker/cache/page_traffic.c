@@ -135,7 +135,7 @@ int page_traffic_end(struct engine *e, struct sequence **sequences, int n)
         r = m->dev->stream_sync(m->stream);
     for (int i = 0; r >= 0 && i < n; i++)
         add_counts(sequences[i], &e->host_counts[i]);
-    return r;
+    return r >= 0 ? device_pages_refresh(e) : r;
 }
 
 /* ---- the engine's cache ---- */
@@ -169,6 +169,6 @@ void engine_page_cache_stats(const struct engine *engine, struct page_cache_stat
     *ret = (struct page_cache_stats){0};
     if (engine->page_cache)
         page_cache_stats(engine->page_cache, ret);
-    else if (engine->pages.cache)
-        device_pages_stats(engine, ret);
+    else
+        *ret = engine->pages.stats;
 }
