@@ -28,14 +28,22 @@ enum { SAVED_WORDS = 6 };
 #error "the emulator's fiber switch is written for x86-64"
 #endif
 
+/* Frames that were left without a return stay poisoned: for the next fiber, and behind munmap for whatever is mapped there then. */
+static void stack_clean(void *stack)
+{
+#ifdef SIMT_ASAN
+    __asan_unpoison_memory_region(stack, STACK_BYTES);
+#else
+    (void)stack;
+#endif
+}
+
 static void *stack_take(Executor *e)
 {
     if (!e->free_stacks.empty()) {
         void *stack = e->free_stacks.back();
         e->free_stacks.pop_back();
-#ifdef SIMT_ASAN
-        __asan_unpoison_memory_region(stack, STACK_BYTES); /* frames that were left without a return */
-#endif
+        stack_clean(stack);
         return stack;
     }
     void *mapping = mmap(nullptr, STACK_BYTES + GUARD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -47,8 +55,10 @@ static void *stack_take(Executor *e)
 void executor_free()
 {
     if (executor)
-        for (void *stack : executor->free_stacks)
+        for (void *stack : executor->free_stacks) {
+            stack_clean(stack);
             munmap((char *)stack - GUARD_BYTES, STACK_BYTES + GUARD_BYTES);
+        }
     delete executor;
     executor = nullptr;
 }
