@@ -15,20 +15,20 @@ enum { SAMPLE_THREADS = 1024, ID_DIGITS = 3, Z_DIGITS = 4 };
 typedef unsigned long long sum_t;
 #define WEIGHT_ONE 0x1p38
 
-struct sample_args {
+struct sample_args { /* without padding, which the emulator would take for addresses */
     const float *logits;
     float *row;              /* the adjusted copy, or NULL: logits as they are */
-    int n_vocab;
-    float inverse_temperature, log_min_p; /* inverse 0: greedy; log_min_p -inf: off */
-    int top_k;               /* 0: off */
-    float top_p;             /* 1: off */
+    const struct logit_bias *bias;
+    const struct token_count *counts;
+    const int32_t *banned;
     double u;                /* [0, 1) */
+    float inverse_temperature, log_min_p; /* inverse 0: greedy; log_min_p -inf: off */
+    float top_p;             /* 1: off */
     float presence, frequency, repetition;
-    const struct logit_bias *bias; int n_bias;
-    const struct token_count *counts; int n_counts;
-    const int32_t *banned; int n_banned;
-    int n_top;
+    int top_k;               /* 0: off */
+    int n_vocab, n_bias, n_counts, n_banned, n_top;
 };
+static_assert(sizeof(struct sample_args) == 5 * 8 + 8 + 12 * 4, "no padding");
 
 struct sample_answer {
     int32_t status; /* 0 or -EINVAL: nothing can be drawn */

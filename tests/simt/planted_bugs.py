@@ -2,7 +2,7 @@
 """A test of the tests: plants one bug after the other in the CUDA backend and expects ops_test to find each on the emulator, under one of a few seeds.
 
 Each bug is a replacement in one file. The unit that it is in is compiled anew (headers shadow the tree's by the include path), linked with the rest into a plugin, and run by
-`ops_test --plugin`. Usage: planted_bugs.py CXX CC OPS_TEST BACKEND_ARCHIVE SIMT_ARCHIVE [NAME]... Exit status 0: all were found, 1: some were not, 2: a bug no longer fits the sources.
+`ops_test --plugin`. Usage: planted_bugs.py CXX CC OPS_TEST BACKEND_ARCHIVE SIMT_ARCHIVE [--every=N] [NAME]... (--every: one bug of N). Exit status 0: all were found, 1: some were not, 2: a bug no longer fits the sources.
 """
 
 import os
@@ -127,7 +127,8 @@ def is_found(bug, plugin, ops_test):
 
 def main():
     cxx, cc, ops_test, backend, simt, *names = sys.argv[1:]
-    missed, chosen = [], [bug for bug in BUGS if not names or bug.name in names]
+    every = int(names.pop(0)[len("--every="):]) if names and names[0].startswith("--every=") else 1
+    missed, chosen = [], [bug for bug in BUGS if not names or bug.name in names][::every]
     for bug in chosen:
         folder = tempfile.mkdtemp(prefix="planted-")
         try:

@@ -200,10 +200,27 @@ static void log_retrieval(const struct worker *w, const struct engine_config *co
         LOG_WARN("scorer_measures_only", LOG_STR("scorer", config->scorer->name), LOG_STR("note", "it reads every key in every step; serve with another scorer"));
 }
 
+/* A device of its own memory has nothing else to do: without a limit nine tenths of it are the worker's, so that --page-cache auto has something to take. The rest is for what its libraries
+ * take. A CPU's memory is everybody's. */
+static size_t memory_limit(const struct worker *w, const struct device_properties *properties)
+{
+    struct device_memory_stats memory;
+    size_t share;
+
+    if (w->options->memory_limit || properties->host_memory)
+        return (size_t)w->options->memory_limit;
+    w->dev->memory_stats(w->device, &memory);
+    share = properties->memory_bytes / 10 * 9;
+    share = share > memory.now[MEM_WEIGHTS] ? share - memory.now[MEM_WEIGHTS] : 1; /* 1: the engine says that it needs more */
+    LOG_INFO("memory_limit_chosen", LOG_INT("memory_limit", share), LOG_INT("device_bytes", properties->memory_bytes), LOG_INT("weights_bytes", memory.now[MEM_WEIGHTS]));
+    return share;
+}
+
 static int open_engine(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
-    const struct engine_config config = {
+    struct device_properties properties;
+    struct engine_config config = {
         .format = (enum kv_format)o->kv_format,
         .selector = selector_find(o->selector),
         .budget = (int)o->budget,
@@ -219,14 +236,14 @@ static int open_engine(struct worker *w, struct error *err)
         .max_batch = (int)o->max_running,
         .reuse_generated = o->reuse_generated,
         .page_cache = o->page_cache == INT64_MAX ? PAGE_CACHE_AUTO : (size_t)o->page_cache,
-        .memory_limit = (size_t)o->memory_limit,
         .store_deadline_us = STORE_DEADLINE_US,
         .peers = worker_ranks_peers(w),
     };
-    struct device_properties properties;
     char ranks[32] = "";
     int rc;
 
+    w->dev->properties(w->device, &properties);
+    config.memory_limit = memory_limit(w, &properties);
     if (!config.selector)
         return error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
     if (!config.scorer)
@@ -237,7 +254,6 @@ static int open_engine(struct worker *w, struct error *err)
     if (w->registration)
         engine_use_pool(w->engine, pool_registration_ready(w->registration));
     engine_fingerprint(w->engine, w->fingerprint);
-    w->dev->properties(w->device, &properties);
     if (config.bridge == BRIDGE_HOST && properties.host_memory)
         LOG_WARN("bridge_on_device", LOG_STR("device", properties.name), LOG_STR("note", "the memory of this device is the host's: --bridge host changes nothing"));
     if (o->tp > 1)

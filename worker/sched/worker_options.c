@@ -52,7 +52,7 @@ static const struct option_spec specs[] = {
     {.name = "context", .kind = OPTION_INT, FIELD(context), .fallback = "0", .min = 0, .max = 1 << 24, .metavar = "N",
      .help = "longest prompt and answer in tokens; 0: the model's own"},
     {.name = "memory-limit", .kind = OPTION_BYTES, FIELD(memory_limit), .fallback = "0", .min = 0, .max = INT64_MAX, .metavar = "BYTES",
-     .help = "device memory beyond the weights; 0: no limit"},
+     .help = "device memory beyond the weights; 0: no limit on a CPU, nine tenths of a GPU's memory less the weights"},
     {.name = "page-cache", .kind = OPTION_BYTES, FIELD(page_cache), .fallback = "auto", .min = 0, .max = INT64_MAX, .max_word = "auto", .metavar = "BYTES|auto",
      .help = "device memory for fetched sub-pages, at most what requests leave of --memory-limit; auto: all of that"},
     {.name = "reuse-generated", .kind = OPTION_BOOL, FIELD(reuse_generated), .fallback = "off",
