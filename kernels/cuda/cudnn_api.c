@@ -1,4 +1,5 @@
 #include "kernels/cuda/cudnn_api.h"
+#include "kernels/cuda/runtime_library.h"
 #include "proto/base/base_assert.h"
 #include <dlfcn.h>
 #include <errno.h>
@@ -54,53 +55,38 @@ SAME(CUDNN_SDPA_LENGTH_KV, CUDNN_ATTR_OPERATION_SDPA_FWD_SEQ_LEN_KVDESC);
 #endif
 #endif
 
-static int find_calls(void *library, struct cudnn_api *api, struct error *err)
-{
-    const struct {
-        const char *name;
-        void *slot; /* of a function pointer */
-    } calls[] = {
-        {"cudnnGetVersion", &api->get_version},
-        {"cudnnCreate", &api->create},
-        {"cudnnDestroy", &api->destroy},
-        {"cudnnSetStream", &api->set_stream},
-        {"cudnnBackendCreateDescriptor", &api->descriptor_create},
-        {"cudnnBackendDestroyDescriptor", &api->descriptor_destroy},
-        {"cudnnBackendFinalize", &api->descriptor_finalize},
-        {"cudnnBackendSetAttribute", &api->attribute_set},
-        {"cudnnBackendGetAttribute", &api->attribute_get},
-        {"cudnnBackendExecute", &api->execute},
-    };
-    for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
-        void *call = dlsym(library, calls[i].name);
-        if (!call)
-            return error_set(err, -ENOTSUP, "libcudnn.so.9 has no %s", calls[i].name);
-        *(void **)calls[i].slot = call;
-    }
-    return 0;
-}
-
 int cudnn_api_load(const struct cudnn_api **ret_api, struct error *err)
 {
     static struct cudnn_api loaded;
     static bool is_loaded;
     const char *wanted = getenv("TIDEPOOL_CUDNN");
     struct cudnn_api api;
+    const struct library_call calls[] = {
+        {"cudnnGetVersion", &api.get_version},
+        {"cudnnCreate", &api.create},
+        {"cudnnDestroy", &api.destroy},
+        {"cudnnSetStream", &api.set_stream},
+        {"cudnnBackendCreateDescriptor", &api.descriptor_create},
+        {"cudnnBackendDestroyDescriptor", &api.descriptor_destroy},
+        {"cudnnBackendFinalize", &api.descriptor_finalize},
+        {"cudnnBackendSetAttribute", &api.attribute_set},
+        {"cudnnBackendGetAttribute", &api.attribute_get},
+        {"cudnnBackendExecute", &api.execute},
+    };
+    void *library;
     if (wanted && strcmp(wanted, "off") == 0)
         return error_set(err, -ENOTSUP, "TIDEPOOL_CUDNN is off");
     if (is_loaded) {
         *ret_api = &loaded;
         return 0;
     }
-    void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        return error_set(err, -ENOTSUP, "%s", dlerror());
-    int r = find_calls(library, &api, err);
-    if (r == 0 && api.get_version() < CUDNN_VERSION_LEAST)
-        r = error_set(err, -ENOTSUP, "libcudnn.so.9 has version %zu; at least %d is needed", api.get_version(), CUDNN_VERSION_LEAST);
-    if (r < 0) {
-        dlclose(library);
+    int r = runtime_library_open("libcudnn.so.9", "", calls, ARRAY_LEN(calls), &library, err);
+    if (r < 0)
         return r;
+    const size_t version = api.get_version();
+    if (version < CUDNN_VERSION_LEAST) {
+        dlclose(library);
+        return error_set(err, -ENOTSUP, "libcudnn.so.9 has version %zu; at least %d is needed", version, CUDNN_VERSION_LEAST);
     }
     loaded = api;
     is_loaded = true;

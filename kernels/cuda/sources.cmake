@@ -7,6 +7,7 @@ set(CUDA_BACKEND_C
   cudnn_attention.c
   nccl_api.c
   nccl_collective.c
+  runtime_library.c
   ../../proto/base/clock.c
   ../../proto/base/error.c
 )
