@@ -128,9 +128,22 @@ static void hash_double(crypto_generichash_state *hash, double v)
     hash_u64(hash, bits);
 }
 
+/* What both identities are made of. `tag` with its NUL. */
+static void hash_model(crypto_generichash_state *hash, const char *tag, const uint8_t weights[WEIGHTS_DIGEST_BYTES], const uint64_t *numbers, size_t n_numbers, const struct model_config *c)
+{
+    crypto_generichash_init(hash, NULL, 0, FINGERPRINT_BYTES);
+    crypto_generichash_update(hash, (const unsigned char *)tag, strlen(tag) + 1);
+    crypto_generichash_update(hash, weights, WEIGHTS_DIGEST_BYTES);
+    for (size_t i = 0; i < n_numbers; i++)
+        hash_u64(hash, numbers[i]);
+    hash_double(hash, (double)c->rms_eps);
+    hash_double(hash, c->rope.factor);
+    for (int i = 0; i < c->rope.n_freqs; i++)
+        hash_double(hash, c->rope.inv_freq[i]);
+}
+
 void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES])
 {
-    static const char tag[] = "tidepool kv";
     const struct model_config *c = &model->config;
     const uint64_t numbers[] = {
         (uint64_t)c->n_layers, (uint64_t)c->dim,         (uint64_t)c->n_heads, (uint64_t)c->n_kv_heads, (uint64_t)c->head_dim,
@@ -138,15 +151,7 @@ void model_fingerprint(const struct model *model, enum kv_format format, int tp_
         (uint64_t)tp_rank,     (uint64_t)c->rope.n_freqs,
     };
     crypto_generichash_state hash;
-    crypto_generichash_init(&hash, NULL, 0, FINGERPRINT_BYTES);
-    crypto_generichash_update(&hash, (const unsigned char *)tag, sizeof(tag));
-    crypto_generichash_update(&hash, model->weights.digest, WEIGHTS_DIGEST_BYTES);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        hash_u64(&hash, numbers[i]);
-    hash_double(&hash, (double)c->rms_eps);
-    hash_double(&hash, c->rope.factor);
-    for (int i = 0; i < c->rope.n_freqs; i++)
-        hash_double(&hash, c->rope.inv_freq[i]);
+    hash_model(&hash, "tidepool kv", model->weights.digest, numbers, ARRAY_LEN(numbers), c);
     if (model->key_bias.n_pairs)
         crypto_generichash_update(&hash, model->key_bias.digest, KEY_BIAS_DIGEST_BYTES);
     crypto_generichash_final(&hash, ret_fingerprint, FINGERPRINT_BYTES);
@@ -154,19 +159,10 @@ void model_fingerprint(const struct model *model, enum kv_format format, int tp_
 
 void model_family(const struct model *model, uint8_t ret_family[FINGERPRINT_BYTES])
 {
-    static const char tag[] = "tidepool ranks";
     const struct model_config *c = &model->config;
     const uint64_t numbers[] = {(uint64_t)c->n_layers, (uint64_t)c->dim,        (uint64_t)c->head_dim, (uint64_t)c->n_vocab,
                                 (uint64_t)c->rope_style, (uint64_t)c->max_context, (uint64_t)c->rope.n_freqs};
     crypto_generichash_state hash;
-    crypto_generichash_init(&hash, NULL, 0, FINGERPRINT_BYTES);
-    crypto_generichash_update(&hash, (const unsigned char *)tag, sizeof(tag));
-    crypto_generichash_update(&hash, model->weights.family, WEIGHTS_DIGEST_BYTES);
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        hash_u64(&hash, numbers[i]);
-    hash_double(&hash, (double)c->rms_eps);
-    hash_double(&hash, c->rope.factor);
-    for (int i = 0; i < c->rope.n_freqs; i++)
-        hash_double(&hash, c->rope.inv_freq[i]);
+    hash_model(&hash, "tidepool ranks", model->weights.family, numbers, ARRAY_LEN(numbers), c);
     crypto_generichash_final(&hash, ret_family, FINGERPRINT_BYTES);
 }
