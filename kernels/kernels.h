@@ -144,6 +144,13 @@ static inline size_t page_summary_bytes(enum page_scorer scorer, int head_dim)
     return (size_t)page_summary_vectors(scorer) * (size_t)head_dim * sizeof(fp16_t);
 }
 
+/* What a call has attended of the slow tier is added to it, on the stream, in memory of the device; items may share one. */
+struct page_counts {
+    uint32_t pages, tokens;       /* sub-pages, and slow tokens in them */
+    uint32_t hits, misses;        /* of the pages with an id: found in the page cache of the device, or not */
+    uint64_t bytes, bytes_missed; /* of all pages, and of the misses */
+};
+
 /* Decode attention of one token of one sequence in one KV head: fast rows, then the best slow pages, merged.
  *  1. partial over rows[0..n_rows) (kept, then recent).
  *  2. the slow sub-pages are those whose mask is not 0. If n_pages > fetch_pages: for each page and query head the scorer's e; total = lse(fast, all e); mass(page) = mean
@@ -154,13 +161,6 @@ static inline size_t page_summary_bytes(enum page_scorer scorer, int head_dim)
  *     in a partial's group of channels), other values dequantized in registers, BF16 pages in fp32. Weights below e^-60 of a partial's largest are 0.
  *  4. merge, divide by l; zeros if there was nothing to attend.
  * Head dims are multiples of 16 up to 256 (with pages of 32), K and V finite. */
-/* What a call has attended of the slow tier is added to it, on the stream, in memory of the device; items may share one. */
-struct page_counts {
-    uint32_t pages, tokens;       /* sub-pages, and slow tokens in them */
-    uint32_t hits, misses;        /* of the pages with an id: found in the page cache of the device, or not */
-    uint64_t bytes, bytes_missed; /* of all pages, and of the misses */
-};
-
 struct attn_decode_item {
     const float *q;   /* [group, d] rotated */
     float *out;       /* [group, d] */

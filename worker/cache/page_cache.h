@@ -8,6 +8,7 @@
  * Owner thread only; nothing here allocates after creation. Host memory: 48 bytes and up to 8 of table a slot, touched as slots fill for the first time. A page costs about 35 ns. */
 #pragma once
 #include "proto/block_key.h"
+#include "proto/block_layout.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,7 +23,7 @@ struct page_ref {
 
 static inline uint32_t page_place(int layer, int kv_head, int subpage, int part)
 {
-    return (uint32_t)layer << 20 | (uint32_t)kv_head << 10 | (uint32_t)(subpage % 8) << 7 | (uint32_t)part; /* bounds of proto/block_layout.h; parts are few */
+    return (uint32_t)layer << 20 | (uint32_t)kv_head << 10 | (uint32_t)(subpage % BLOCK_SUBPAGES) << 7 | (uint32_t)part; /* bounds of proto/block_layout.h; parts are few */
 }
 
 struct page_cache_stats {
