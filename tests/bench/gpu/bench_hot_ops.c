@@ -18,6 +18,7 @@ struct hot {
     int n_heads, n_kv_heads, d, n_keys, n_blocks;
     double copy_rate, product_rate; /* the ceilings: bytes and operations a second; 0: not measured */
     /* What the ops read and write. */
+    struct weight product;            /* [PRODUCT, PRODUCT] */
     float *q, *out, *x, *y;
     bf16_t *k, *v, *own_k, *own_v;
     int32_t *bad;
@@ -147,11 +148,9 @@ static int call_copy(struct hot *h)
     return h->b->dev->copy(h->b->stream, h->v, h->k, kv_bytes(h));
 }
 
-static struct weight product; /* [PRODUCT, PRODUCT] */
-
 static int call_product(struct hot *h)
 {
-    const struct matmul_out out = {.w = &product, .y = h->y, .ld_y = PRODUCT};
+    const struct matmul_out out = {.w = &h->product, .y = h->y, .ld_y = PRODUCT};
     return h->b->ops->matmul(h->b->stream, h->x, PRODUCT, PRODUCT, &out, 1);
 }
 
@@ -272,7 +271,7 @@ static int make_inputs(struct hot *h)
     if (r >= 0)
         r = h->b->dev->stream_sync(h->b->stream);
     free(file);
-    product = (struct weight){.dtype = WEIGHT_BF16, .n_rows = PRODUCT, .n_cols = PRODUCT, .packed = packed};
+    h->product = (struct weight){.dtype = WEIGHT_BF16, .n_rows = PRODUCT, .n_cols = PRODUCT, .packed = packed};
     return r;
 }
 
@@ -313,34 +312,36 @@ static int make_blocks(struct hot *h)
     return r;
 }
 
+/* The copy and the large product come first: the others are compared with them. */
 static int measure_all(struct hot *h)
 {
     const struct model_config *c = &h->b->model->config;
     const double mlp = 2.0 * c->ffn_dim * c->dim, kv = (double)kv_bytes(h), pairs = (double)CHUNK * (h->n_keys - CHUNK) + (double)CHUNK * CHUNK / 2;
     const double page = h->layout.page.bytes, items = (double)SEQUENCES * h->n_kv_heads, index = h->layout.index_entry_bytes, chunk_kv = 4.0 * CHUNK * h->n_kv_heads * h->d;
     const double slices = (double)(CHUNK / BLOCK_TOKENS) * h->layout.slice_bytes[0];
-    int r = measure(h, "copy, read + write", call_copy, 2 * kv, false);
-    if (r >= 0)
-        r = measure(h, "matmul, 4,096 cubed", call_product, 2.0 * PRODUCT * PRODUCT * PRODUCT, true);
-    if (r >= 0)
-        r = measure(h, "matmul, gate and up of 2,048 tokens", call_mlp_chunk, 2.0 * CHUNK * mlp, true);
-    if (r >= 0)
-        r = measure(h, "matmul, gate and up of 8 tokens, bytes of bf16 weights", call_mlp_decode, 2 * mlp, false);
-    if (r >= 0)
-        r = measure(h, "attn_prefill, 2,048 queries over all keys", call_prefill, 4.0 * pairs * h->n_heads * h->d, true);
-    if (r >= 0)
-        r = measure(h, "block_encode, 2,048 tokens, read + write", call_encode, chunk_kv + slices, false);
-    if (r >= 0)
-        r = measure(h, "block_decode, 2,048 tokens, read + write", call_decode_blocks, chunk_kv + slices, false);
-    if (r >= 0)
-        r = measure(h, "window_scores, 32 queries, keys read twice", call_window, 2 * kv, false);
-    if (r >= 0)
-        r = measure(h, "attn_decode, 64 x 4,096 fast rows", call_rows, items * ROWS * 4.0 * h->d, false);
-    if (r >= 0)
-        r = measure(h, "attn_decode, 64 x 128 sub-pages", call_pages, items * FETCH_PAGES * 4 * page, false);
-    if (r >= 0)
-        r = measure(h, "attn_decode, 64 searches of the index, 32 sub-pages each", call_search, items * (h->n_blocks * (double)BLOCK_SUBPAGES * index + FETCH_PAGES * page), false);
-    return r >= 0 ? measure(h, "sample, one row", call_sample, 4.0 * c->n_vocab, false) : r;
+    const struct {
+        const char *name;
+        int (*call)(struct hot *);
+        double work;
+        bool operations;
+    } rows[] = {
+        {"copy, read + write", call_copy, 2 * kv, false},
+        {"matmul, 4,096 cubed", call_product, 2.0 * PRODUCT * PRODUCT * PRODUCT, true},
+        {"matmul, gate and up of 2,048 tokens", call_mlp_chunk, 2.0 * CHUNK * mlp, true},
+        {"matmul, gate and up of 8 tokens, bytes of bf16 weights", call_mlp_decode, 2 * mlp, false},
+        {"attn_prefill, 2,048 queries over all keys", call_prefill, 4.0 * pairs * h->n_heads * h->d, true},
+        {"block_encode, 2,048 tokens, read + write", call_encode, chunk_kv + slices, false},
+        {"block_decode, 2,048 tokens, read + write", call_decode_blocks, chunk_kv + slices, false},
+        {"window_scores, 32 queries, keys read twice", call_window, 2 * kv, false},
+        {"attn_decode, 64 x 4,096 fast rows", call_rows, items * ROWS * 4.0 * h->d, false},
+        {"attn_decode, 64 x 128 sub-pages", call_pages, items * FETCH_PAGES * 4 * page, false},
+        {"attn_decode, 64 searches of the index, 32 sub-pages each; bytes as if nobody shared", call_search, items * (h->n_blocks * (double)BLOCK_SUBPAGES * index + FETCH_PAGES * page), false},
+        {"sample, one row", call_sample, 4.0 * c->n_vocab, false},
+    };
+    int r = 0;
+    for (size_t i = 0; r >= 0 && i < ARRAY_LEN(rows); i++)
+        r = measure(h, rows[i].name, rows[i].call, rows[i].work, rows[i].operations);
+    return r;
 }
 
 int bench_hot_ops(struct gpu_bench *b, int n_keys, struct error *err)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the CUDA plugin, the ops' test and tidepool-gpubench where there is nothing but a C compiler, libc and the CUDA Toolkit: neither CMake nor ZeroMQ, protobuf-c, libsodium, xxHash or
-# Criterion. Lists of files and their options come from the CMake files.
+# Criterion. The lists of files come from the CMake files; the options are those of cmake/compiler.cmake and kernels/CMakeLists.txt, and change with them.
 #
 #   tests/bench/gpu/build.sh [OUT]            OUT: build-gpu
 #   ARCHS="80 90" tests/bench/gpu/build.sh    compute capabilities; default 90

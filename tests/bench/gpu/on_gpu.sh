@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that is checked and measured on a GPU, in under eight minutes: build, every op against the CPU's, compute-sanitizer on small shapes, prefill, decoding, and beside it full KV by
-# the best library kernel. Prints tables; the whole log goes to OUT/log.
+# Everything that is checked and measured on a GPU: build, every op against the CPU's, compute-sanitizer on small shapes, hot ops, prefill, decoding, and beside it full KV by the best
+# library kernel. Meant to take under eight minutes, which nobody has timed yet. Prints tables; the whole log goes to OUT/log.
 #
 #   tests/bench/gpu/on_gpu.sh [OUT]      OUT: build-gpu; what each part may take stands in main
 #   PARTS="build ops" tests/bench/gpu/on_gpu.sh
