@@ -2,6 +2,7 @@
 
 #include "proto/base/clock.h"
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -257,4 +258,55 @@ void driver_cancel(struct driver *d, struct driver_worker *w, uint64_t id)
 
     cancel.epoch = d->epoch;
     driver_send(d, w, ENGINE_CANCEL, id, &cancel.base);
+}
+
+void driver_ask(struct driver *d, struct driver_worker *w, uint64_t id, const struct driver_ask *ask)
+{
+    static uint32_t prompt[DRIVER_PROMPT_MAX];
+    uint32_t stop_ids[1] = {ask->stop_id};
+    Tidepool__Engine__Sampling sampling = TIDEPOOL__ENGINE__SAMPLING__INIT;
+    Tidepool__Engine__Generate g = TIDEPOOL__ENGINE__GENERATE__INIT;
+
+    cr_assert_leq(ask->n_prompt, DRIVER_PROMPT_MAX);
+    for (int i = 0; i < ask->n_prompt; i++)
+        prompt[i] = (uint32_t)(((uint64_t)i * 7919 + ask->prompt_seed * 104729ull + (uint64_t)(i / 7) * 31) % w->vocab_size);
+    sampling.temperature = ask->temperature;
+    sampling.top_p = 1;
+    sampling.repetition_penalty = 1;
+    sampling.seed = ask->seed;
+    sampling.logprobs = ask->n_logprobs > 0;
+    sampling.n_logprobs = (uint32_t)ask->n_logprobs;
+    g.epoch = d->epoch;
+    g.prompt = prompt;
+    g.n_prompt = (size_t)ask->n_prompt;
+    g.generated = (uint32_t *)ask->generated;
+    g.n_generated = (size_t)ask->n_generated;
+    g.max_tokens = (uint32_t)ask->max_tokens;
+    g.stop_ids = stop_ids;
+    g.n_stop_ids = ask->stop_id != 0;
+    g.sampling = &sampling;
+    g.no_cache = ask->no_cache;
+    g.prompt_logprobs = ask->prompt_logprobs;
+    driver_send(d, w, ENGINE_GENERATE, id, &g.base);
+}
+
+static bool is_idle(struct driver *d, uint64_t i)
+{
+    const struct driver_worker *w = &d->workers[i];
+
+    return w->has_beat && !w->beat.busy && w->beat.n_running + w->beat.n_prefilling + w->beat.n_waiting == 0;
+}
+
+void driver_idle(struct driver *d, struct driver_worker *w)
+{
+    w->has_beat = false;
+    cr_assert(driver_pump(d, is_idle, (uint64_t)(w - d->workers), DRIVER_WAIT_MS), "%s has not become idle", w->name);
+}
+
+void driver_expect_same(const struct driver_request *a, int from, const struct driver_request *b, int n, float tolerance)
+{
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(a->tokens[from + i], b->tokens[i], "token %d: %u, %u", i, a->tokens[from + i], b->tokens[i]);
+        cr_assert_leq(fabsf(a->logprobs[from + i] - b->logprobs[i]), tolerance, "logprob %d: %g, %g", i, (double)a->logprobs[from + i], (double)b->logprobs[i]);
+    }
 }
