@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the CUDA plugin, the ops' test and tidepool-gpubench where there is nothing but a C compiler, libc and the CUDA Toolkit: neither CMake nor ZeroMQ, protobuf-c, libsodium, xxHash or
-# Criterion. The lists of files come from the CMake files; the options are those of cmake/compiler.cmake and kernels/CMakeLists.txt, and change with them.
+# Criterion. The lists of files and the options of the CPU's ops come from the CMake files; the other options are those of cmake/compiler.cmake, and change with them.
 #
 #   tests/bench/gpu/build.sh [OUT]            OUT: build-gpu
 #   ARCHS="80 90" tests/bench/gpu/build.sh    compute capabilities; default 90
@@ -17,11 +17,9 @@ cmake_list() { # FILE FIRST_LINE
 
 version=$(sed -n 's/^project(tidepool VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 common="-std=gnu17 -DTIDEPOOL_VERSION=\"$version\" -O3 -g -D_GNU_SOURCE -I. -Itests/bench/gpu/standin -fno-common -fno-strict-aliasing -ffp-contract=off -fPIC"
-declare -A isa=(
-    [plain]="-DCPU_ISA_BUILD=0 -O2"
-    [avx2]="-DCPU_ISA_BUILD=1 -mavx2 -mfma -mf16c"
-    [avx512]="-DCPU_ISA_BUILD=2 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
-)
+isa_flags() { # plain, avx2 or avx512
+    sed -nE "s/^set\(ISA_(RELEASE_)?FLAGS_$1 (.*)\)$/\2/p" kernels/cpu/isa_flags.cmake | tr '\n' ' '
+}
 ops=$(cmake_list kernels/CMakeLists.txt 'set(KERNELS_OPS')
 kernels="$(cmake_list kernels/CMakeLists.txt 'add_library(kernels STATIC') kernels/backend.c"
 base="$(printf 'proto/base/%s.c\n' buf clock error json_write log options options_file options_help options_value) proto/block_key.c proto/block_layout.c proto/option_choices.c
@@ -47,7 +45,7 @@ compile() { # OPTIONS SUFFIX FILE...
 mkdir -p "$out/bin"
 cpu_objects=
 for set in plain avx2 avx512; do
-    compile "$common ${isa[$set]}" ".$set" $ops
+    compile "$common $(isa_flags $set)" ".$set" $ops
     cpu_objects+=$objects
 done
 compile "$common" "" $kernels $base
