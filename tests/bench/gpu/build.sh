@@ -17,8 +17,8 @@ cmake_list() { # FILE FIRST_LINE
 
 version=$(sed -n 's/^project(tidepool VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 common="-std=gnu17 -DTIDEPOOL_VERSION=\"$version\" -O3 -g -D_GNU_SOURCE -I. -Itests/bench/gpu/standin -fno-common -fno-strict-aliasing -ffp-contract=off -fPIC"
-isa_flags() { # plain, avx2 or avx512
-    sed -nE "s/^set\(ISA_(RELEASE_)?FLAGS_$1 (.*)\)$/\2/p" kernels/cpu/isa_flags.cmake | tr '\n' ' '
+isa_flags() { # plain, avx2 or avx512; fails where none are found
+    sed -nE "s/^set\(ISA_(RELEASE_)?FLAGS_$1 (.*)\)$/\2/p" kernels/cpu/isa_flags.cmake | grep . | tr '\n' ' '
 }
 ops=$(cmake_list kernels/CMakeLists.txt 'set(KERNELS_OPS')
 kernels="$(cmake_list kernels/CMakeLists.txt 'add_library(kernels STATIC') kernels/backend.c"
@@ -45,7 +45,8 @@ compile() { # OPTIONS SUFFIX FILE...
 mkdir -p "$out/bin"
 cpu_objects=
 for set in plain avx2 avx512; do
-    compile "$common $(isa_flags $set)" ".$set" $ops
+    flags=$(isa_flags "$set")
+    compile "$common $flags" ".$set" $ops
     cpu_objects+=$objects
 done
 compile "$common" "" $kernels $base
