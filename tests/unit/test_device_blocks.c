@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { INDEX_BYTES = 4096 };
+enum { INDEX_BYTES = 4096, SLAB_PIECES = 2, SLAB_BYTES = SLAB_PIECES * INDEX_BYTES };
 
 static struct device *device;
 static struct device_blocks *blocks;
@@ -24,7 +24,7 @@ static void open_with(size_t limit)
     cr_assert_eq(cpu_device_ops()->open(&(struct device_config){.n_threads = 1, .memory_limit = limit}, &device), 0);
     cpu_device_ops()->memory_stats(device, &stats);
     at_start = stats.total_now;
-    cr_assert_eq(device_blocks_create(cpu_device_ops(), device, INDEX_BYTES, &blocks), 0);
+    cr_assert_eq(device_blocks_create(cpu_device_ops(), device, INDEX_BYTES, SLAB_PIECES, &blocks), 0);
 }
 
 static void setup(void)
@@ -59,10 +59,12 @@ Test(device_blocks, test_users_share_one_index)
 {
     struct device_block *a = use(1, 10, true), *b = use(1, 10, false), *other = use(2, 10, true);
     cr_assert(a == b && other != a && other->id != a->id && a->index != other->index);
-    cr_assert_eq(index_now(), 2 * INDEX_BYTES);
+    struct device_block *third = use(3, 10, true);
+    cr_assert_eq(index_now(), 2 * SLAB_BYTES);
     device_blocks_drop(blocks, a);
-    cr_assert_eq(index_now(), 2 * INDEX_BYTES);
+    cr_assert_eq(index_now(), 2 * SLAB_BYTES);
     device_blocks_drop(blocks, b);
+    device_blocks_drop(blocks, third);
     device_blocks_drop(blocks, other);
     device_blocks_drop(blocks, NULL);
     cr_assert_eq(index_now(), 0);
@@ -132,15 +134,27 @@ Test(device_blocks, test_only_the_newest_identities_are_remembered)
     device_blocks_drop(blocks, block);
 }
 
-/* Then the index is read in the pool. */
-Test(device_blocks, test_no_memory_means_no_index)
+/* What was not taken leaves nothing behind, and a known identity stays as it was. */
+Test(device_blocks, test_no_memory_for_an_index_is_an_error)
 {
     struct device_properties properties;
     cpu_device_ops()->properties(device, &properties);
     teardown();
-    open_with(properties.fixed_bytes + INDEX_BYTES);
+    open_with(properties.fixed_bytes + SLAB_BYTES);
+    struct device_block *known = use(0, 10, true), *block;
+    const uint64_t id = known->id;
+    device_blocks_drop(blocks, known);
     struct device_block *a = use(1, 10, true), *b = use(2, 10, true);
-    cr_assert(a->index && !b->index && b->id);
+    const struct block_key key = key_of(3), first = key_of(0);
+    bool is_new;
+    cr_assert(a->index && b->index && a->index != b->index);
+    cr_assert_eq(device_blocks_use(blocks, &key, 10, &block, &is_new), -ENOMEM);
+    cr_assert_eq(device_blocks_use(blocks, &first, 10, &block, &is_new), -ENOMEM);
+    cr_assert_eq(device_blocks_add(blocks, &key, &block), -ENOMEM);
     device_blocks_drop(blocks, a);
+    known = use(0, 10, true);
+    cr_assert_eq(known->id, id);
+    device_blocks_drop(blocks, known);
     device_blocks_drop(blocks, b);
+    cr_assert_eq(index_now(), 0);
 }

@@ -30,22 +30,32 @@ void block_move_make_key(struct sequence *seq, int block)
     block_key_next_generated(parent, tokens, tag, (size_t)n, &seq->keys[block]);
 }
 
-/* From here on attention reads the pool's copy. The private extent goes first, so that its memory has room for the index. */
-static void adopt(struct sequence *seq, int block, const struct kv_lease *lease)
+/* From here on attention reads the pool's copy, and the lease is the sequence's. Without memory for its index the block stays where it is (false): kernels read no index in the pool. */
+static bool adopt(struct sequence *seq, int block, const struct kv_lease *lease)
 {
-    const size_t before = sequence_blocks_bytes(seq, false);
-    sequence_block_free_private(seq, block);
+    struct engine *e = seq->engine;
+    struct sequence_block *b = &seq->blocks[block];
+    const struct sequence_block extent = *b;
+    const int n_indices = block < sequence_plan_indices(e, &seq->plan, seq->plan.n_blocks);
+    if (engine_bytes_fit(e, 0, n_indices, NULL) <= 0)
+        return false;
+    sequence_commit(seq, seq->committed_bytes, seq->n_indices + n_indices);
     seq->leases[block] = *lease;
-    seq->blocks[block].place = BLOCK_SEALED;
-    seq->blocks[block].data = lease->data;
-    sequence_commit_bytes(seq, seq->committed_bytes - (before - sequence_blocks_bytes(seq, false)));
+    b->place = BLOCK_SEALED;
+    b->data = lease->data;
     int r = device_index_take(seq, block);
-    if (r == -ENOMEM)
-        r = 0; /* attended all the same, with neither index nor identity */
+    if (r == -ENOMEM) {
+        *b = extent;
+        sequence_commit(seq, seq->committed_bytes, seq->n_indices - n_indices);
+        return false;
+    }
+    sequence_extent_free(seq, extent.data);
+    sequence_commit(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0], seq->n_indices);
     if (r >= 0)
         r = slow_tier_place(seq, block);
     if (r < 0)
         seq->phase = SEQUENCE_FAILED; /* the device has failed */
+    return true;
 }
 
 /* A granted block whose bytes are on their way. */
@@ -92,12 +102,10 @@ static bool copy_end(struct sequence *seq, bool done)
     struct block_copy *copy = seq->copies;
     bool taken = false;
     seq->copies = copy->next;
-    if (done && copy_seal(seq, copy)) {
-        adopt(seq, copy->block, &copy->lease);
-        taken = true;
-    } else {
+    if (done && copy_seal(seq, copy))
+        taken = adopt(seq, copy->block, &copy->lease);
+    if (!taken)
         kv_client_release(seq->engine->store, &copy->lease, 1);
-    }
     copy_free(seq, copy);
     return taken;
 }
@@ -175,11 +183,10 @@ static bool has_bytes(const struct sequence *seq, int block, const struct kv_lea
  * it does happen. */
 static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    if (has_bytes(seq, block, lease)) {
-        adopt(seq, block, lease);
+    const bool same = has_bytes(seq, block, lease);
+    if (same && adopt(seq, block, lease))
         return true;
-    }
-    seq->blocks[block].keep = true;
+    seq->blocks[block].keep = !same;
     kv_client_release(seq->engine->store, lease, 1);
     return false;
 }

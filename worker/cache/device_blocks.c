@@ -6,6 +6,7 @@
 
 struct entry {
     struct device_block block; /* the first member: what users hold */
+    struct device_piece piece; /* block.index */
     struct block_key key;
     uint64_t checksum;
     int n_users;
@@ -15,9 +16,7 @@ struct entry {
 };
 
 struct device_blocks {
-    const struct device_ops *dev;
-    struct device *device;
-    size_t index_bytes;
+    struct device_slabs *slabs;     /* of indices, or NULL */
     uint64_t last_id;
     int n_used, n_remembered;
     struct entry *oldest, *newest;  /* without users */
@@ -57,36 +56,42 @@ static void link_unused(struct device_blocks *t, struct entry *e)
     t->n_remembered++;
 }
 
-static void alloc_index(struct device_blocks *t, struct entry *e)
+static int take_index(struct device_blocks *t, struct entry *e)
 {
-    void *index = NULL;
-    if (t->index_bytes && t->dev->alloc(t->device, MEM_INDEX, t->index_bytes, &index) >= 0)
-        e->block.index = index;
+    const int r = t->slabs ? device_slabs_take(t->slabs, &e->piece) : 0;
+    if (r >= 0)
+        e->block.index = e->piece.memory;
+    return r;
 }
 
-static struct entry *add(struct device_blocks *t, const struct block_key *key)
+static int add(struct device_blocks *t, const struct block_key *key, struct entry **ret_entry)
 {
     struct entry *e = calloc(1, sizeof(*e)), **chain = chain_of(t, key);
-    if (!e)
-        return NULL;
+    const int r = e ? take_index(t, e) : -ENOMEM;
+    if (r < 0) {
+        free(e);
+        return r;
+    }
     e->block.id = ++t->last_id;
     e->key = *key;
     e->n_users = 1;
     e->chain = *chain;
     *chain = e;
     t->n_used++;
-    alloc_index(t, e);
-    return e;
+    *ret_entry = e;
+    return 0;
 }
 
-int device_blocks_create(const struct device_ops *dev, struct device *device, size_t index_bytes, struct device_blocks **ret_blocks)
+int device_blocks_create(const struct device_ops *dev, struct device *device, size_t index_bytes, int slab_pieces, struct device_blocks **ret_blocks)
 {
     struct device_blocks *t = calloc(1, sizeof(*t));
     if (!t)
         return -ENOMEM;
-    t->dev = dev;
-    t->device = device;
-    t->index_bytes = index_bytes;
+    const int r = index_bytes ? device_slabs_create(dev, device, MEM_INDEX, index_bytes, slab_pieces, &t->slabs) : 0;
+    if (r < 0) {
+        free(t);
+        return r;
+    }
     *ret_blocks = t;
     return 0;
 }
@@ -101,6 +106,7 @@ void device_blocks_free(struct device_blocks *t)
         unlink_unused(t, e);
         forget(t, e);
     }
+    device_slabs_free(t->slabs);
     free(t);
 }
 
@@ -115,20 +121,19 @@ static struct entry *find(struct device_blocks *t, const struct block_key *key, 
 int device_blocks_use(struct device_blocks *t, const struct block_key *key, uint64_t checksum, struct device_block **ret_block, bool *ret_new)
 {
     struct entry *e = find(t, key, checksum);
-    const bool shared = e && e->n_users > 0;
-    if (!e) {
-        e = add(t, key);
-        if (!e)
-            return -ENOMEM;
-        e->sealed = true;
-        e->checksum = checksum;
-    } else if (shared) {
+    const bool known = e, shared = e && e->n_users > 0;
+    const int r = shared ? 0 : known ? take_index(t, e) : add(t, key, &e);
+    if (r < 0)
+        return r;
+    if (shared) {
         e->n_users++;
-    } else {
+    } else if (known) {
         unlink_unused(t, e);
         e->n_users = 1;
         t->n_used++;
-        alloc_index(t, e);
+    } else {
+        e->sealed = true;
+        e->checksum = checksum;
     }
     *ret_block = &e->block;
     *ret_new = !shared;
@@ -137,11 +142,11 @@ int device_blocks_use(struct device_blocks *t, const struct block_key *key, uint
 
 int device_blocks_add(struct device_blocks *t, const struct block_key *key, struct device_block **ret_block)
 {
-    struct entry *e = add(t, key);
-    if (!e)
-        return -ENOMEM;
-    *ret_block = &e->block;
-    return 0;
+    struct entry *e;
+    const int r = add(t, key, &e);
+    if (r >= 0)
+        *ret_block = &e->block;
+    return r;
 }
 
 void device_blocks_seal(struct device_blocks *t, struct device_block *block, uint64_t checksum)
@@ -157,7 +162,9 @@ void device_blocks_drop(struct device_blocks *t, struct device_block *block)
     struct entry *e = (struct entry *)block;
     if (!e || --e->n_users > 0)
         return;
-    t->dev->free(t->device, e->block.index);
+    if (t->slabs)
+        device_slabs_give(t->slabs, e->piece);
+    e->piece = (struct device_piece){0};
     e->block.index = NULL;
     t->n_used--;
     /* What was never sealed is found by nobody. */
@@ -171,4 +178,9 @@ void device_blocks_drop(struct device_blocks *t, struct device_block *block)
         unlink_unused(t, e);
         forget(t, e);
     }
+}
+
+struct device_slabs *device_blocks_slabs(const struct device_blocks *t)
+{
+    return t ? t->slabs : NULL;
 }

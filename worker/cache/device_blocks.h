@@ -3,12 +3,13 @@
  *
  * A block is known by its key and the checksum of its bytes: on a GPU two runs of the same tokens need not agree in the last bit, so a key alone does not say which bytes. One that is
  * being written has no checksum yet and is nobody else's. Identities are serial numbers. That of a block without users is remembered, the newest ones of them, so that the pages that were fetched
- * of it are found again by the next turn of a conversation; its index is given back at once.
+ * of it are found again by the next turn of a conversation; its index is given back at once. Indices are pieces of slabs (device_slabs.h): they are written and read in the order of the
+ * model's stream alone, so one that is given back may be another block's at once.
  *
  * Owner thread only. Host memory: a table of 512 KiB, and about 150 bytes a block in use and each of up to DEVICE_BLOCKS_REMEMBERED others. */
 #pragma once
-#include "kernels/device.h"
 #include "proto/block_key.h"
+#include "worker/cache/device_slabs.h"
 
 enum { DEVICE_BLOCKS_REMEMBERED = 1 << 16, DEVICE_BLOCKS_CHAINS = 1 << 16, DEVICE_BLOCKS_HOST_BYTES = DEVICE_BLOCKS_CHAINS * sizeof(void *) };
 
@@ -16,11 +17,11 @@ struct device_blocks;
 
 struct device_block {
     uint64_t id;    /* > 0, never given out twice */
-    uint8_t *index; /* [index_bytes] of MEM_INDEX; NULL when index_bytes is 0, or there was no memory: then it is read in the pool */
+    uint8_t *index; /* [index_bytes] of MEM_INDEX; NULL when index_bytes is 0 */
 };
 
-/* index_bytes: of one block's index; 0: none is kept. */
-int device_blocks_create(const struct device_ops *dev, struct device *device, size_t index_bytes, struct device_blocks **ret_blocks);
+/* index_bytes: of one block's index, and how many of them a slab has; 0: none is kept. */
+int device_blocks_create(const struct device_ops *dev, struct device *device, size_t index_bytes, int slab_pieces, struct device_blocks **ret_blocks);
 void device_blocks_free(struct device_blocks *blocks); /* NULL is fine; asserts that no block has users */
 /* A sealed block. *ret_new: its index is still to be written, before anybody else asks on the same stream. -ENOMEM. */
 int device_blocks_use(struct device_blocks *blocks, const struct block_key *key, uint64_t checksum, struct device_block **ret_block, bool *ret_new);
@@ -28,5 +29,7 @@ int device_blocks_use(struct device_blocks *blocks, const struct block_key *key,
 int device_blocks_add(struct device_blocks *blocks, const struct block_key *key, struct device_block **ret_block);
 /* It is complete and sealed: from now on others may find it. */
 void device_blocks_seal(struct device_blocks *blocks, struct device_block *block, uint64_t checksum);
-/* One user less. The device has done, or will do before the memory is used again, what was submitted with it. NULL is fine. */
+/* One user less. What was submitted with its index was submitted to the model's stream. NULL is fine. */
 void device_blocks_drop(struct device_blocks *blocks, struct device_block *block);
+/* The indices' slabs; NULL when index_bytes is 0, or there are no device_blocks (NULL). */
+struct device_slabs *device_blocks_slabs(const struct device_blocks *blocks);

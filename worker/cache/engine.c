@@ -12,6 +12,7 @@ enum {
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
     COMPARE_BYTES = 256 << 10,   /* of a private block beside the pool's, at a time */
     LOAD_STAGING = 256 << 20,    /* of a prompt's cached slices on their way in: a layer of 131,072 tokens of Llama-3.1-8B is 210 MB in K8V4 */
+    INDEX_SLAB = 16 << 20,       /* of index copies in one allocation: 14 blocks of Llama-3.1-8B */
     LOAD_GROUP = 4 << 20,        /* of them under one event: long beside what an event and a wait cost, short beside a layer */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
     ENGINE_NUMERICS_VERSION = 4,
@@ -131,6 +132,13 @@ static void size_loads(const struct engine *engine, struct engine_sizes *s)
     s->load_groups = n < 2 ? 2 : n < INT16_MAX ? (int)n : INT16_MAX;
 }
 
+static void size_index(const struct engine *engine, struct engine_sizes *s)
+{
+    s->index = round64(block_index_bytes(&engine->layout));
+    const size_t n = (engine->config.index_slab ? engine->config.index_slab : INDEX_SLAB) / s->index;
+    s->index_pieces = n < 1 ? 1 : n < DEVICE_SLAB_PIECES_MAX ? (int)n : DEVICE_SLAB_PIECES_MAX;
+}
+
 static void size_engine(struct engine *engine)
 {
     const struct model *m = engine->model;
@@ -157,7 +165,7 @@ static void size_engine(struct engine *engine)
         s->compare = COMPARE_BYTES;
         s->device_blocks = true;
         if (engine->config.scorer->kernel == PAGE_SCORER_INDEX2 && engine->fetch_pages != INT32_MAX) /* where all is attended nobody scores */
-            s->index = (block_index_bytes(&engine->layout) + 63) & ~(size_t)63;
+            size_index(engine, s);
         s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
         s->pages = device_pages_bytes(engine);
         size_loads(engine, s);
@@ -190,7 +198,7 @@ static int alloc_device(struct engine *engine)
     if (r >= 0 && s->staging)
         r = block_writes_open(engine);
     if (r >= 0 && s->device_blocks)
-        r = device_blocks_create(m->dev, m->device, s->index, &engine->device_blocks);
+        r = device_blocks_create(m->dev, m->device, s->index, s->index_pieces, &engine->device_blocks);
     if (r < 0)
         return r;
     m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
@@ -335,7 +343,7 @@ void engine_free(struct engine *engine)
 {
     if (!engine)
         return;
-    ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0);
+    ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0 && engine->n_indices == 0);
     page_cache_free(engine->page_cache);
     device_pages_close(engine);
     free(engine->compare);

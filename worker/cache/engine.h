@@ -53,6 +53,7 @@ struct engine_config {
     enum bridge_place bridge;
     size_t load_staging;        /* device bytes, at most, for a prompt's cached blocks of one layer on their way from the pool, at least two slices; 0: 256 MiB. Not used where the device's
                                  * memory is the host's. */
+    size_t index_slab;          /* device bytes, at most, of index copies that are allocated together, at least one and at most 64 copies; 0: 16 MiB. Not used where the device's memory is the host's. */
     int max_context;            /* tokens a sequence, prompt and answer */
     int max_batch;              /* sequences in one decode step */
     bool reuse_generated;       /* blocks made while decoding may serve other prompts, once their answer is over */

@@ -30,7 +30,6 @@ struct sequence_plan {
     bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
     size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes, bad_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
-    size_t index_bytes;           /* the device's copy of the index of one block of the pool that can become slow; 0: none */
 };
 
 /* First recent position when n tokens have K and V: the largest multiple of BLOCK_TOKENS that leaves `recent` tokens behind it. */
@@ -49,8 +48,11 @@ size_t sequence_plan_bridge_bytes(const struct engine *engine, const struct sequ
 size_t sequence_plan_host_bridge_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
 /* Cached slices of a layer on their way from the pool, when all but n_new tokens of the prompt are. */
 size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
-/* Index copies of blocks 0..last-1 when they are in the pool and nobody else on the device uses them. */
-size_t sequence_plan_index_bytes(const struct sequence_plan *plan, int last);
+/* Index copies of blocks 0..last-1 when they are in the pool. */
+int sequence_plan_indices(const struct engine *engine, const struct sequence_plan *plan, int last);
+/* What the slabs of n index copies take, as if no two sequences shared one; and what they take beyond those that are there or promised. */
+size_t engine_slabs_bytes(const struct engine *engine, int n);
+size_t engine_index_bytes(const struct engine *engine, int n);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
@@ -64,7 +66,7 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
 /* Their sums while the prompt is computed, and after it. */
 size_t sequence_plan_prefill_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new);
 size_t sequence_plan_decode_bytes(const struct engine *engine, const struct sequence_plan *plan);
-/* The larger of the two, with what blocks hold beside them while the prompt is computed, and at the end. */
+/* The larger of the two, with what private blocks hold beside them while the prompt is computed, and at the end. Index copies apart. */
 size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks);
 /* What a sequence is admitted by, before the store has been asked. */
 size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool);
@@ -73,9 +75,11 @@ size_t sequence_host_bytes(struct engine *engine, const struct sequence_plan *pl
 size_t engine_host_bytes(const struct engine *engine);
 /* Chooses bridge_on_host, where the configuration leaves it open, and stage_loads so that the sequence fits now, if it can; what a copy of its own would cost comes first, what saves
  * memory last. As engine_bytes_fit. */
-int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks, size_t *ret_bytes, struct error *err);
-/* 1 if `bytes` more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
-int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err);
+int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks, int n_indices, size_t *ret_bytes, struct error *err);
+/* 1 if `bytes` and so many index copies more fit now, 0 if they have to wait, -E2BIG if they can never fit. */
+int engine_bytes_fit(const struct engine *engine, size_t bytes, int n_indices, struct error *err);
+/* Everything that is promised: fixed_bytes, committed_bytes and the slabs of index copies. */
+size_t engine_promised_bytes(const struct engine *engine);
 
 /* ---- engine (engine.c) ---- */
 /* What the engine holds under MEM_WORKSPACE and MEM_STAGING, in bytes, but for the floats of the scratch's three parts. */
@@ -94,6 +98,7 @@ struct engine_sizes {
     size_t collective_host; /* and of the host */
     size_t counts;      /* MEM_WORKSPACE: what a step attends, where the device counts; 0 where the host reads its memory */
     size_t index;       /* MEM_INDEX of one block of the pool that can become slow; 0: the scorer reads none, or reads it in the pool */
+    int index_pieces;   /* of them that a slab has */
     bool device_blocks; /* the device has memory of its own */
     size_t pages;       /* MEM_PAGE_CACHE: what fetching takes beside the slots; 0 where pages are read where they lie */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
@@ -169,7 +174,8 @@ struct engine {
     struct page_cache *page_cache; /* what a device would hold, counted by the host where it reads the device's memory; or NULL */
     struct device_pages pages;
     size_t fixed_bytes;           /* engine_workspace_bytes */
-    size_t committed_bytes;       /* promised to live sequences */
+    size_t committed_bytes;       /* promised to live sequences, */
+    int n_indices;                /* and index copies: at no time are there more slabs than these fill, or than there are now (device_slabs.h) */
     int n_sequences;
 };
 
@@ -207,9 +213,9 @@ static inline int engine_lone_error(const struct engine *engine, int result)
 }
 
 /* ---- page cache and traffic (page_traffic.c) ---- */
-/* The page cache by config, fixed_bytes and committed_bytes, or none. -ENOMEM. */
+/* The page cache by config and engine_promised_bytes, or none. -ENOMEM. */
 int page_traffic_open(struct engine *engine);
-/* committed_bytes has changed. */
+/* What is promised has changed. */
 void page_traffic_fit(struct engine *engine);
 /* Counts of a step over n sequences begin at 0. */
 int page_traffic_step(struct engine *engine, int n);
@@ -265,8 +271,10 @@ void sequence_blocks_find(struct sequence *seq, const struct sequence_request *r
 /* Private extents for what the pool did not take. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err);
 void sequence_blocks_fini(struct sequence *seq);
-/* What blocks hold beside the pieces: private extents, those to come included, and index copies; with `prompt` while the prompt is computed. */
+/* What blocks hold beside the pieces: private extents, those to come included; with `prompt` while the prompt is computed. */
 size_t sequence_blocks_bytes(const struct sequence *seq, bool prompt);
+/* And the index copies of the others. */
+int sequence_blocks_indices(const struct sequence *seq);
 /* Blocks first .. first+n-1 of the prompt are complete in `layer`: codes them, or takes what the pool already has; the values that the blocks give back are in the layer's K and V then, unless
  * values are exact. What is coded lies in engine->own from its start on (with exact values in the layer's K and V). n <= n_chunk_blocks. */
 int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n);
@@ -280,7 +288,8 @@ struct block_params sequence_block_params(struct sequence *seq, int layer, int b
 /* Leases the longest sealed run of keys[first..last-1] and returns its length. A store that does not answer in time has nothing. */
 int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);
 int sequence_block_alloc_private(struct sequence *seq, int block);
-void sequence_block_free_private(struct sequence *seq, int block);
+/* The memory of a private block; its place is the caller's concern. */
+void sequence_extent_free(struct sequence *seq, uint8_t *extent);
 /* Starts moving a complete private block to the pool; never waits, and when the store does not take it the block stays where it is. */
 void block_move_start(struct sequence *seq, int block);
 /* Once a step: seals what has arrived in the pool, and tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
@@ -314,7 +323,7 @@ void block_writes_forget(struct sequence *seq);
 int block_writes_join(struct engine *engine);
 
 /* ---- the pool's blocks on the device (device_index.c) ---- */
-/* Block `block`, if it lies in the pool and can become slow, gets its identity and its index. -ENOMEM. */
+/* Block `block`, if it lies in the pool and can become slow, gets its identity and its index. -ENOMEM, and nothing has changed. */
 int device_index_take(struct sequence *seq, int block);
 /* A layer's slice, in memory of the device, of a block that this sequence writes. */
 int device_index_fill(struct sequence *seq, int layer, int block, const uint8_t *slice);
@@ -430,11 +439,12 @@ struct sequence {
     int32_t *bad;           /* device: values so far that no block can hold */
     int32_t n_bad;          /* the same, as it was last looked at */
     float *prompt_logprobs; /* [n_prompt - 1] host, or NULL */
-    size_t committed_bytes; /* share of engine->committed_bytes */
+    size_t committed_bytes; /* shares of engine->committed_bytes and engine->n_indices */
+    int n_indices;
     struct sequence_stats stats;
 };
 
-void sequence_commit_bytes(struct sequence *seq, size_t bytes);
+void sequence_commit(struct sequence *seq, size_t bytes, int n_indices);
 void sequence_prefill_memory_free(struct sequence *seq);
 
 /* Blocks that can become slow: 0 .. this - 1. */

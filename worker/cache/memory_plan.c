@@ -17,7 +17,7 @@ static void add_pieces(const struct engine *engine, const struct sequence_plan *
 static void fill(struct engine *engine, const struct sequence_plan *s, bool pool, struct memory_plan *plan)
 {
     const int first = pool ? s->n_prompt_blocks : 0;
-    const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks), index = sequence_plan_index_bytes(s, first);
+    const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks), index = engine_slabs_bytes(engine, sequence_plan_indices(engine, s, first));
 
     add_pieces(engine, s, plan);
     plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging - engine->sizes.pages;

@@ -63,7 +63,7 @@ static int finish(struct sequence *seq)
 {
     int r = block_writes_finish(seq);
     sequence_prefill_memory_free(seq);
-    sequence_commit_bytes(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + sequence_blocks_bytes(seq, false));
+    sequence_commit(seq, sequence_plan_decode_bytes(seq->engine, &seq->plan) + sequence_blocks_bytes(seq, false), seq->n_indices);
     seq->n_tokens = seq->plan.n_prompt;
     if (r >= 0)
         r = answer_blocks_restore(seq);

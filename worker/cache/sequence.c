@@ -202,11 +202,17 @@ uint32_t sequence_tag(const struct sequence *seq)
     return seq->tag;
 }
 
-void sequence_commit_bytes(struct sequence *seq, size_t bytes)
+/* The spare slab goes when its memory is promised to somebody. */
+void sequence_commit(struct sequence *seq, size_t bytes, int n_indices)
 {
-    seq->engine->committed_bytes += bytes - seq->committed_bytes;
+    struct engine *e = seq->engine;
+    e->committed_bytes += bytes - seq->committed_bytes;
+    e->n_indices += n_indices - seq->n_indices;
     seq->committed_bytes = bytes;
-    page_traffic_fit(seq->engine);
+    seq->n_indices = n_indices;
+    if (e->config.memory_limit && engine_promised_bytes(e) + device_slabs_spare(device_blocks_slabs(e->device_blocks)) > e->config.memory_limit)
+        device_slabs_trim(device_blocks_slabs(e->device_blocks));
+    page_traffic_fit(e);
 }
 
 void sequence_prefill_memory_free(struct sequence *seq)
@@ -242,7 +248,7 @@ void sequence_free(struct sequence *seq)
     m->dev->free(m->device, seq->kept_device);
     m->dev->free(m->device, seq->fast);
     sequence_blocks_fini(seq);
-    sequence_commit_bytes(seq, 0);
+    sequence_commit(seq, 0, 0);
     seq->engine->n_sequences--;
     free(seq->prompt_logprobs);
     free(seq->n_prompt_pages);

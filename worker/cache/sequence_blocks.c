@@ -134,47 +134,50 @@ int sequence_block_alloc_private(struct sequence *seq, int block)
     return 0;
 }
 
-void sequence_block_free_private(struct sequence *seq, int block)
+void sequence_extent_free(struct sequence *seq, uint8_t *extent)
 {
     const struct model *m = seq->engine->model;
-    ASSERT(seq->blocks[block].place == BLOCK_PRIVATE);
-    m->dev->free(m->device, seq->blocks[block].data);
-    seq->blocks[block].place = BLOCK_ABSENT;
-    seq->blocks[block].data = NULL;
+    m->dev->free(m->device, extent);
     seq->stats.private_blocks--;
 }
 
-/* What a block holds beside the sequence's pieces. */
-static size_t block_held_bytes(const struct sequence *seq, int block)
+static bool is_in_pool(const struct sequence *seq, int block)
 {
-    const enum block_place place = seq->blocks[block].place;
-    if (place == BLOCK_ABSENT || place == BLOCK_PRIVATE)
-        return seq->plan.block_bytes[block == 0];
-    return block < sequence_slow_blocks(seq) ? seq->plan.index_bytes : 0;
+    return seq->blocks[block].place == BLOCK_GRANTED || seq->blocks[block].place == BLOCK_SEALED;
 }
 
 size_t sequence_blocks_bytes(const struct sequence *seq, bool prompt)
 {
     size_t bytes = 0;
     for (int b = 0; b < seq->plan.n_blocks; b++)
-        if (!prompt || b < seq->plan.n_prompt_blocks || seq->blocks[b].place != BLOCK_ABSENT)
-            bytes += block_held_bytes(seq, b);
+        if (!is_in_pool(seq, b) && (!prompt || b < seq->plan.n_prompt_blocks || seq->blocks[b].place != BLOCK_ABSENT))
+            bytes += seq->plan.block_bytes[b == 0];
     return bytes;
+}
+
+int sequence_blocks_indices(const struct sequence *seq)
+{
+    const int last = sequence_plan_indices(seq->engine, &seq->plan, seq->plan.n_blocks);
+    int n = 0;
+    for (int b = 0; b < last; b++)
+        n += is_in_pool(seq, b);
+    return n;
 }
 
 /* The store has answered: what it did not take has to fit here. Blocks made while decoding are promised now and allocated when they are made. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err)
 {
+    const int n_indices = sequence_blocks_indices(seq);
     size_t bytes;
-    int r = sequence_plan_choose(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, sequence_blocks_bytes(seq, true), sequence_blocks_bytes(seq, false), &bytes,
-                                 err);
+    int r = sequence_plan_choose(seq->engine, &seq->plan, seq->plan.n_prompt - seq->n_cached, sequence_blocks_bytes(seq, true), sequence_blocks_bytes(seq, false), n_indices,
+                                 &bytes, err);
     if (r == -E2BIG && seq->engine->store && !seq->engine->pool_usable)
         r = 0; /* with the pool, which is on its way, it may fit */
     if (r < 0)
         return r;
     if (r == 0)
         return error_set(err, -EAGAIN, "the sequence has to wait for %zu bytes of device memory", bytes);
-    sequence_commit_bytes(seq, bytes);
+    sequence_commit(seq, bytes, n_indices);
     for (int b = 0; b < seq->plan.n_prompt_blocks; b++) {
         if (seq->blocks[b].place != BLOCK_ABSENT)
             continue;
@@ -219,7 +222,7 @@ void sequence_blocks_fini(struct sequence *seq)
             block_move_orphan(block->move);
         device_index_drop(seq, b);
         if (block->place == BLOCK_PRIVATE)
-            sequence_block_free_private(seq, b);
+            sequence_extent_free(seq, block->data);
         else if (block->place != BLOCK_ABSENT)
             kv_client_release(seq->engine->store, &seq->leases[b], 1);
         block->place = BLOCK_ABSENT;

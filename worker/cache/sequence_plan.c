@@ -74,7 +74,6 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)(p->n_kept - p->n_free + p->n_free_max) * sizeof(int32_t));
     p->bad_bytes = round64(sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
-    p->index_bytes = engine->sizes.index;
     for (int first = 0; first < 2; first++)
         p->block_bytes[first] = round64(engine->layout.block_bytes[first]);
 }
@@ -146,9 +145,32 @@ size_t sequence_plan_load_bytes(const struct engine *engine, const struct sequen
     return plan->stage_loads && s->load_group ? (size_t)min_int(n_cached, s->load_group * s->load_groups) * s->load_slice : 0;
 }
 
-size_t sequence_plan_index_bytes(const struct sequence_plan *plan, int last)
+int sequence_plan_indices(const struct engine *engine, const struct sequence_plan *plan, int last)
 {
-    return (size_t)min_int(last, plan->n_pages / BLOCK_SUBPAGES) * plan->index_bytes;
+    return engine->sizes.index ? min_int(last, plan->n_pages / BLOCK_SUBPAGES) : 0;
+}
+
+size_t engine_slabs_bytes(const struct engine *engine, int n)
+{
+    const struct engine_sizes *s = &engine->sizes;
+    return s->index ? (size_t)(n / s->index_pieces + (n % s->index_pieces != 0)) * (size_t)s->index_pieces * s->index : 0;
+}
+
+/* Slabs of n index copies, or those that are in use, if these are more: few pieces may be left in each. */
+static size_t slabs_bytes(const struct engine *engine, int n)
+{
+    const size_t used = device_slabs_used(device_blocks_slabs(engine->device_blocks)), planned = engine_slabs_bytes(engine, n);
+    return planned > used ? planned : used;
+}
+
+size_t engine_index_bytes(const struct engine *engine, int n)
+{
+    return slabs_bytes(engine, engine->n_indices + n) - slabs_bytes(engine, engine->n_indices);
+}
+
+size_t engine_promised_bytes(const struct engine *engine)
+{
+    return engine->fixed_bytes + engine->committed_bytes + slabs_bytes(engine, engine->n_indices);
 }
 
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last)
@@ -205,18 +227,18 @@ size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequen
     return prefill > decode ? prefill : decode;
 }
 
-int engine_bytes_fit(const struct engine *engine, size_t bytes, struct error *err)
+int engine_bytes_fit(const struct engine *engine, size_t bytes, int n_indices, struct error *err)
 {
-    const size_t limit = engine->config.memory_limit;
-    if (limit == 0 || engine->fixed_bytes + engine->committed_bytes + bytes <= limit)
+    const size_t limit = engine->config.memory_limit, alone = bytes + engine_slabs_bytes(engine, n_indices);
+    if (limit == 0 || engine_promised_bytes(engine) + engine_index_bytes(engine, n_indices) + bytes <= limit)
         return 1;
-    if (engine->fixed_bytes + bytes <= limit)
+    if (engine->fixed_bytes + alone <= limit)
         return 0;
     return error_set(err, -E2BIG, "the request needs %zu bytes of device memory beside %zu of workspace, and the limit is %zu: shorten the prompt or max_tokens, or serve with "
-                     "--memory-limit %zu or more", bytes, engine->fixed_bytes, limit, bytes + engine->fixed_bytes);
+                     "--memory-limit %zu or more", alone, engine->fixed_bytes, limit, alone + engine->fixed_bytes);
 }
 
-int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks, size_t *ret_bytes, struct error *err)
+int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan, int n_new, size_t prompt_blocks, size_t all_blocks, int n_indices, size_t *ret_bytes, struct error *err)
 {
     const bool first = engine->bridge == BRIDGE_HOST, last = engine->bridge != BRIDGE_DEVICE;
     int r = 0;
@@ -225,7 +247,7 @@ int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan
             plan->bridge_on_host = host;
             plan->stage_loads = !direct;
             *ret_bytes = sequence_plan_peak_bytes(engine, plan, n_new, prompt_blocks, all_blocks);
-            r = engine_bytes_fit(engine, *ret_bytes, err);
+            r = engine_bytes_fit(engine, *ret_bytes, n_indices, err);
         }
     return r;
 }
@@ -235,16 +257,20 @@ int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan
 static void admission_blocks(const struct sequence_plan *plan, bool pool, size_t *ret_prompt, size_t *ret_all)
 {
     const int first = pool ? plan->n_prompt_blocks : 0;
-    const size_t index = sequence_plan_index_bytes(plan, first);
-    *ret_prompt = index + sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks);
-    *ret_all = index + sequence_plan_staging_bytes(plan, first, plan->n_blocks);
+    *ret_prompt = sequence_plan_staging_bytes(plan, first, plan->n_prompt_blocks);
+    *ret_all = sequence_plan_staging_bytes(plan, first, plan->n_blocks);
+}
+
+static int admission_indices(const struct engine *engine, const struct sequence_plan *plan, bool pool)
+{
+    return sequence_plan_indices(engine, plan, pool ? plan->n_prompt_blocks : 0);
 }
 
 size_t sequence_plan_admission_bytes(const struct engine *engine, const struct sequence_plan *plan, bool pool)
 {
     size_t prompt, all;
     admission_blocks(plan, pool, &prompt, &all);
-    return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, prompt, all);
+    return sequence_plan_peak_bytes(engine, plan, plan->n_prompt, prompt, all) + engine_slabs_bytes(engine, admission_indices(engine, plan, pool));
 }
 
 size_t engine_sequence_bytes(const struct engine *engine, int n_prompt, int max_new)
@@ -270,5 +296,5 @@ int engine_admits(const struct engine *engine, int n_prompt, int max_new, struct
         return error_set(err, -E2BIG, "%d prompt tokens and %d new ones exceed the context of %d", n_prompt, max_new, max_context);
     sequence_plan_init(engine, n_prompt, max_new, &plan);
     admission_blocks(&plan, engine->store != NULL, &prompt, &all);
-    return sequence_plan_choose(engine, &plan, n_prompt, prompt, all, &bytes, err);
+    return sequence_plan_choose(engine, &plan, n_prompt, prompt, all, admission_indices(engine, &plan, engine->store != NULL), &bytes, err);
 }
