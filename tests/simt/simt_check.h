@@ -49,7 +49,8 @@ void range_copied(void *to, const void *from, size_t bytes); /* bytes that were 
 void block_begin(const Executor &e, const void *function, const unsigned char *shared, size_t shared_bytes);
 void barrier_opened(const std::vector<Fiber *> &met, bool is_whole_block);
 void warp_synced(unsigned warp, uint32_t mask);
-void warp_read(unsigned warp, const void *row, size_t bytes, const void *pc); /* by all its lanes */
+void warp_met(unsigned warp, bool is_whole_warp); /* in a collective of any kind */
+void warp_read(unsigned warp, unsigned lane, const void *row, size_t bytes, const void *pc); /* by all its lanes; `lane` names the row */
 void copy_started(void *to, size_t bytes, const void *from, size_t from_bytes, const void *pc);
 void copy_landed(void *to, size_t bytes, const void *from, size_t from_bytes, const void *pc);
 #else
@@ -74,7 +75,8 @@ inline void range_copied(void *, const void *, size_t) {}
 inline void block_begin(const Executor &, const void *, const unsigned char *, size_t) {}
 inline void barrier_opened(const std::vector<Fiber *> &, bool) {}
 inline void warp_synced(unsigned, uint32_t) {}
-inline void warp_read(unsigned, const void *, size_t, const void *) {}
+inline void warp_met(unsigned, bool) {}
+inline void warp_read(unsigned, unsigned, const void *, size_t, const void *) {}
 inline void copy_started(void *, size_t, const void *, size_t, const void *) {}
 inline void copy_landed(void *, size_t, const void *, size_t, const void *) {}
 #endif

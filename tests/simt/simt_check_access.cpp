@@ -225,14 +225,16 @@ static Area *area_here(uintptr_t address)
 }
 
 /* ldmatrix: whichever lane it was that named the row, its words go to several, so all of them must be ordered after who wrote it. */
-void warp_read(unsigned warp, const void *row, size_t bytes, const void *pc)
+void warp_read(unsigned warp, unsigned lane, const void *row, size_t bytes, const void *pc)
 {
     Accessor me = accessor_now(pc);
     Area *area = area_here((uintptr_t)row);
     if (!area)
         return;
-    for (unsigned lane = 0; lane < WARP; lane++)
-        me.access.clock = std::max<uint32_t>(me.access.clock, thread_clock(warp * WARP + lane)) & 0x1FFFF;
+    if (profiling)
+        profile_lane(area->is_shared ? PROFILE_SHARED : PROFILE_GLOBAL, PROFILE_MATRIX, warp, lane, (uintptr_t)row, bytes, pc);
+    for (unsigned i = 0; i < WARP; i++)
+        me.access.clock = std::max<uint32_t>(me.access.clock, thread_clock(warp * WARP + i)) & 0x1FFFF;
     me.access.flags = BY_LANES;
     me.mask = ~0u;
     me.is_warp = true;
@@ -318,6 +320,8 @@ void copy_started(void *to, size_t bytes, const void *from, size_t from_bytes, c
     read_source(area_find((uintptr_t)from, false), (uintptr_t)from, from_bytes, pc);
     if (!target || !target->is_shared)
         report("cp.async to memory that is not shared", place_of(pc));
+    if (profiling)
+        profile_copy((uintptr_t)to, bytes, (uintptr_t)from, from_bytes, pc);
     touch(*target, (uintptr_t)to, bytes, WRITE, pc);
     set_in_flight(*target, (uintptr_t)to, bytes, block.first);
 }

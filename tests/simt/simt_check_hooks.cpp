@@ -32,6 +32,8 @@ static void far_access(uintptr_t address, size_t bytes, AccessKind kind, const v
 {
     const Executor &e = *block.executor;
     Area *area = area_of_host(address);
+    if (area && profiling)
+        profile_thread(PROFILE_HOST, kind, address, bytes, pc);
     if (area)
         touch(*area, address, bytes, kind, pc);
     else if (kind != READ || !(is_within(address, e.kernel->pack.get(), e.kernel->shape.pack_bytes) || is_within(address, &self, sizeof self) || is_program_memory(address)))
@@ -44,14 +46,20 @@ static inline void thread_access(uintptr_t address, size_t bytes, AccessKind kin
     if (is_within(address, e.current->stack, FIBER_STACK_BYTES) || (kind == READ && is_within(address, &e, sizeof e)))
         return;
     if (address - dynamic_shared.base < dynamic_shared.bytes) {
+        if (profiling)
+            profile_thread(PROFILE_SHARED, kind, address, bytes, pc);
         touch(dynamic_shared, address, bytes, kind, pc);
     } else if (address - region_base < region_size) {
         Area *area = area_find(address, true);
+        if (profiling)
+            profile_thread(PROFILE_GLOBAL, kind, address, bytes, pc);
         if (area && (kind == ATOMIC_READ || kind == ATOMIC_UPDATE))
             atomic_met(address);
         if (area)
             touch(*area, address, bytes, kind, pc);
     } else if (address - static_shared.base < static_shared.bytes) {
+        if (profiling)
+            profile_thread(PROFILE_SHARED, kind, address, bytes, pc);
         touch(static_shared, address, bytes, kind, pc);
     } else {
         far_access(address, bytes, kind, pc);

@@ -112,6 +112,8 @@ void operation_begin(OperationId id)
 
 void operation_end()
 {
+    if (profiling)
+        profile_block_end();
     running = 0;
     block = {};
     in_operation = false;
@@ -187,6 +189,8 @@ void block_begin(const Executor &e, const void *function, const unsigned char *s
 {
     shared_areas_set(function, shared, shared_bytes);
     block.executor = &e;
+    if (profiling)
+        profile_block_begin();
     interval_begin();
     block.first = block.interval;
     const uint3 b = e.fibers[0].view.block;
@@ -217,6 +221,8 @@ static void meet_threads(const std::vector<unsigned> &threads, unsigned first, u
 
 void barrier_opened(const std::vector<Fiber *> &met, bool is_whole_block)
 {
+    if (profiling)
+        profile_barrier(met);
     if (is_whole_block) {
         interval_begin();
         return;
@@ -226,6 +232,12 @@ void barrier_opened(const std::vector<Fiber *> &met, bool is_whole_block)
         threads.push_back(f->linear);
     block.is_joined = true;
     meet_threads(threads, 0, block.executor->n_threads);
+}
+
+void warp_met(unsigned warp, bool is_whole_warp)
+{
+    if (profiling && is_whole_warp)
+        profile_warp_end(warp);
 }
 
 void warp_synced(unsigned warp, uint32_t mask)

@@ -96,8 +96,22 @@ void touch(Area &area, uintptr_t address, size_t bytes, AccessKind kind, const v
 void touch_by_warp(Area &area, uintptr_t address, size_t bytes, unsigned warp, const void *pc);
 std::vector<uint32_t> &more_reads(uint32_t at);
 
+/* ---- the access profiler (simt_check_profile.cpp): SIMT_PROFILE names the file that it writes at the end; all is empty without ---- */
+enum ProfileSpace { PROFILE_GLOBAL, PROFILE_SHARED, PROFILE_HOST /* pinned or registered */ };
+enum ProfileOp { PROFILE_LOAD, PROFILE_STORE, PROFILE_ATOMIC, PROFILE_COPY /* cp.async */, PROFILE_MATRIX /* ldmatrix */ };
+extern const bool profiling;
+void profile_lane(ProfileSpace space, ProfileOp op, unsigned warp, unsigned lane, uintptr_t address, size_t bytes, const void *pc);
+void profile_thread(ProfileSpace space, AccessKind kind, uintptr_t address, size_t bytes, const void *pc); /* the current one */
+void profile_copy(uintptr_t to, size_t bytes, uintptr_t from, size_t from_bytes, const void *pc);
+/* Where lanes of a warp, of several warps, of the block come together: what each executes next begins there. */
+void profile_warp_end(unsigned warp);
+void profile_barrier(const std::vector<Fiber *> &met);
+void profile_block_begin();
+void profile_block_end();
+
 /* ---- reports ---- */
 std::string place_of(const void *pc);
+std::vector<std::string> places_of(const std::vector<const void *> &pcs); /* the same for many, in less time */
 std::string place_of_stack(const std::vector<void *> &stack);
 std::vector<void *> stack_now();
 /* A line of what happened, then lines of who and where; then abort. `cell` and `other` may be null. */

@@ -39,24 +39,42 @@ static bool module_file(const Dl_info &info, char *ret_path, size_t room)
     return !strpbrk(ret_path, "'\\");
 }
 
-/* Source lines of an address, the innermost first: more than one where functions were inlined. */
-static void lines_of(const void *pc, std::vector<std::string> &ret_lines)
+/* Source lines of addresses of one module, as numbers that addr2line takes, the innermost first: more than one where functions were inlined. */
+static void lines_in(const char *path, const std::string &addresses, std::vector<std::vector<std::string>> &ret_lines)
 {
-    Dl_info info;
-    char path[400], command[500], line[600];
-    if (!dladdr(pc, &info) || !module_file(info, path, sizeof path))
-        return;
-    snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%lx 2>/dev/null", path, (unsigned long)((uintptr_t)pc - (uintptr_t)info.dli_fbase - 1));
-    FILE *out = popen(command, "r");
+    char line[600];
+    const std::string command = std::string("addr2line -a -i -e '") + path + "'" + addresses + " 2>/dev/null";
+    FILE *out = popen(command.c_str(), "r");
     while (out && fgets(line, sizeof line, out)) {
         line[strcspn(line, " \n")] = 0;
-        if (is_emulator(line))
-            continue;
         const char *name = strrchr(line, '/');
-        ret_lines.push_back(name ? name + 1 : line);
+        if (strncmp(line, "0x", 2) == 0)
+            ret_lines.emplace_back();
+        else if (!ret_lines.empty() && !is_emulator(line))
+            ret_lines.back().push_back(name ? name + 1 : line);
     }
     if (out)
         pclose(out);
+}
+
+/* The address as its module's file has it. Return addresses point behind the call. */
+static std::string address_in_file(const void *pc, const Dl_info &info)
+{
+    char text[32];
+    snprintf(text, sizeof text, " 0x%lx", (unsigned long)((uintptr_t)pc - (uintptr_t)info.dli_fbase - 1));
+    return text;
+}
+
+static void lines_of(const void *pc, std::vector<std::string> &ret_lines)
+{
+    Dl_info info;
+    char path[400];
+    std::vector<std::vector<std::string>> lines;
+    if (!dladdr(pc, &info) || !module_file(info, path, sizeof path))
+        return;
+    lines_in(path, address_in_file(pc, info), lines);
+    if (!lines.empty())
+        ret_lines.insert(ret_lines.end(), lines[0].begin(), lines[0].end());
 }
 
 static std::string joined(const std::vector<std::string> &lines)
@@ -75,6 +93,29 @@ std::string place_of(const void *pc)
         lines_of(pc, lines);
     snprintf(text, sizeof text, "%p", pc);
     return lines.empty() ? text : joined(lines);
+}
+
+std::vector<std::string> places_of(const std::vector<const void *> &pcs)
+{
+    enum { LOT = 1000 }; /* addresses of one command line */
+    std::vector<std::string> places(pcs.size());
+    for (size_t first = 0; first < pcs.size();) {
+        Dl_info info;
+        char path[400];
+        const bool named = dladdr(pcs[first], &info) && module_file(info, path, sizeof path);
+        const void *module = named ? info.dli_fbase : nullptr;
+        std::string addresses = named ? address_in_file(pcs[first], info) : std::string();
+        size_t end = first + 1;
+        for (; named && end < pcs.size() && end < first + LOT && dladdr(pcs[end], &info) && info.dli_fbase == module; end++)
+            addresses += address_in_file(pcs[end], info);
+        std::vector<std::vector<std::string>> lines;
+        if (named)
+            lines_in(path, addresses, lines);
+        for (size_t i = first; i < end; i++)
+            places[i] = i - first < lines.size() ? joined(lines[i - first]) : joined({});
+        first = end;
+    }
+    return places;
 }
 
 std::string place_of_stack(const std::vector<void *> &stack)

@@ -15,6 +15,7 @@ static void meeting_end(Warp &w, MeetingSlot &slot)
     slot.fn(slot.meeting);
     if (slot.fn == vote_none)
         check::warp_synced((unsigned)(&w - executor->warps), slot.meeting.mask);
+    check::warp_met((unsigned)(&w - executor->warps), (slot.meeting.mask | w.exited) == ~0u);
     slot.used = false;
     for (uint32_t left = slot.arrived; left; left &= left - 1)
         fiber_ready(&lanes[__builtin_ctz(left)]);
@@ -203,7 +204,7 @@ static void load(Meeting &m, bool transposed)
         const void *row = ((MatrixLoad *)m.argument[l])->row;
         if ((uintptr_t)row % 16)
             report("a row of ldmatrix is not 16-byte aligned", here());
-        check::warp_read(executor->current->warp, row, 16, executor->current->called_from);
+        check::warp_read(executor->current->warp, (unsigned)l, row, 16, executor->current->called_from);
         memcpy(value[l / 8][l % 8], row, 16);
     }
     for (int l = 0; l < WARP; l++)
