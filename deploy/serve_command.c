@@ -66,16 +66,11 @@ static void args_fini(struct args *a)
 
 static void args_hand_on(struct args *a, const struct serve_options *options, int target)
 {
-    const struct option_set *set = &serve_option_set;
-    for (size_t i = 0; i < set->n_specs; i++) {
-        const struct option_spec *spec = &set->specs[i];
+    struct option option;
+    for (size_t i = 0; options_at(&serve_option_set, i, options, &option); i++) {
         char text[PATH_MAX];
-        if (!(serve_option_targets(i) & target))
-            continue;
-        if (spec->kind == OPTION_STR && !*(const char *const *)((const char *)options + spec->offset))
-            continue;
-        if (options_format(spec, options, text, sizeof(text)) >= 0)
-            args_add(a, "--%s=%s", spec->name, text);
+        if ((serve_option_targets(i) & target) && options_format(&option, text, sizeof(text)) >= 0)
+            args_add(a, "--%s=%s", option.spec->name, text);
     }
 }
 
@@ -107,8 +102,7 @@ static int start_worker(struct serve *s, int i)
     args_add(&a, "--name=%s", name);
     args_add(&a, "--router=ipc://%s/router.sock", s->runtime_dir);
     args_add(&a, "--store=%s/kvstore.sock", s->runtime_dir);
-    args_add(&a, "--threads=%d", (int)s->options.threads);
-    args_add(&a, "--gpu=%d", (int)(s->options.gpu + i * s->options.tp));
+    args_add(&a, "--gpu=%d", (int)(s->options.gpu + i * s->options.engine.tp));
     args_hand_on(&a, &s->options, SERVE_WORKER);
     return start_child(s, name, &a, STAGE_WORKERS);
 }
@@ -243,8 +237,8 @@ static int remove_entry(const char *path, const struct stat *st, int flag, struc
 static void share_processors(struct serve_options *o)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-    if (o->threads == 0)
-        o->threads = n > o->workers * o->tp ? n / (o->workers * o->tp) : 1;
+    if (o->engine.threads == 0)
+        o->engine.threads = n > o->workers * o->engine.tp ? n / (o->workers * o->engine.tp) : 1;
 }
 
 /* Workers go on without a store, but what they compute before they find it stays private. Its socket appears when the pool is allocated; a store that takes

@@ -10,16 +10,16 @@
 /* One line with every option as it is in effect. */
 static void log_options(const struct worker_options *options)
 {
-    const struct option_set *set = &worker_option_set;
     char values[64][256];
     struct log_field fields[64];
+    struct option option;
     size_t n = 0;
 
-    ASSERT(set->n_specs <= ARRAY_LEN(fields));
-    for (size_t i = 0; i < set->n_specs; i++) {
-        if (options_format(&set->specs[i], options, values[n], sizeof values[n]) < 0)
+    for (size_t i = 0; options_at(&worker_option_set, i, options, &option); i++) {
+        ASSERT(n < ARRAY_LEN(fields));
+        if (options_format(&option, values[n], sizeof values[n]) < 0)
             continue;
-        fields[n] = LOG_STR(set->specs[i].name, values[n]);
+        fields[n] = LOG_STR(option.spec->name, values[n]);
         n++;
     }
     log_write(LOG_LEVEL_INFO, "configuration", fields, n);

@@ -7,12 +7,64 @@
 
 #define ENV_PREFIX "TIDEPOOL_"
 
-const struct option_spec *option_find(const struct option_set *set, const char *name, size_t n)
+static bool place_in_group(const struct option_group *group, size_t *left, struct option_place *ret_place)
 {
-    for (size_t i = 0; i < set->n_specs; i++)
-        if (strlen(set->specs[i].name) == n && memcmp(set->specs[i].name, name, n) == 0)
-            return &set->specs[i];
-    return NULL;
+    for (size_t k = 0; k < group->n_specs; k++) {
+        if ((group->specs[k].tags & group->tags) != group->tags || (*left)--)
+            continue;
+        ret_place->spec = &group->specs[k];
+        ret_place->offset = group->offset;
+        return true;
+    }
+    return false;
+}
+
+bool option_place(const struct option_set *set, size_t i, struct option_place *ret_place)
+{
+    const struct option_group own = {.specs = set->specs, .n_specs = set->n_specs};
+    size_t left = i;
+    bool found = place_in_group(&own, &left, ret_place);
+    for (size_t g = 0; !found && g < set->n_groups; g++)
+        found = place_in_group(&set->groups[g], &left, ret_place);
+    if (found)
+        ret_place->index = i;
+    return found;
+}
+
+bool option_find(const struct option_set *set, const char *name, size_t n, struct option_place *ret_place)
+{
+    struct option_place place;
+    for (size_t i = 0; option_place(set, i, &place); i++) {
+        if (strlen(place.spec->name) != n || memcmp(place.spec->name, name, n) != 0)
+            continue;
+        *ret_place = place;
+        return true;
+    }
+    return false;
+}
+
+bool options_at(const struct option_set *set, size_t i, const void *values, struct option *ret_option)
+{
+    struct option_place place;
+    const bool found = option_place(set, i, &place);
+    if (found)
+        *ret_option = (struct option){place.spec, (const char *)values + place.offset};
+    return found;
+}
+
+static size_t count_options(const struct option_set *set)
+{
+    struct option_place place;
+    size_t n = 0;
+    while (option_place(set, n, &place))
+        n++;
+    return n;
+}
+
+int option_set_value(const struct option_place *place, const char *where, const char *text, void *values, bool *given, struct error *err)
+{
+    given[place->index] = true;
+    return option_value_parse(place->spec, where, text, (char *)values + place->offset, err);
 }
 
 static const char *from_environment(const char *name, char *variable, size_t size)
@@ -24,14 +76,13 @@ static const char *from_environment(const char *name, char *variable, size_t siz
     return getenv(variable);
 }
 
-static int apply_defaults(const struct option_set *set, void *values, struct error *err)
+static int apply_group_defaults(const struct option_spec *specs, size_t n_specs, char *values, struct error *err)
 {
-    for (size_t i = 0; i < set->n_specs; i++) {
-        const struct option_spec *spec = &set->specs[i];
-        if (spec->kind == OPTION_STR)
-            *(const char **)((char *)values + spec->offset) = spec->fallback;
-        else if (spec->fallback) {
-            int rc = option_value_parse(spec, "default", spec->fallback, values, err);
+    for (size_t i = 0; i < n_specs; i++) {
+        if (specs[i].kind == OPTION_STR)
+            *(const char **)(values + specs[i].offset) = specs[i].fallback;
+        else if (specs[i].fallback) {
+            int rc = option_value_parse(&specs[i], "default", specs[i].fallback, values, err);
             if (rc < 0)
                 return rc;
         }
@@ -39,18 +90,26 @@ static int apply_defaults(const struct option_set *set, void *values, struct err
     return 0;
 }
 
+static int apply_defaults(const struct option_set *set, void *values, struct error *err)
+{
+    int rc = apply_group_defaults(set->specs, set->n_specs, values, err);
+    for (size_t g = 0; rc == 0 && g < set->n_groups; g++)
+        rc = apply_group_defaults(set->groups[g].specs, set->groups[g].n_specs, (char *)values + set->groups[g].offset, err);
+    return rc;
+}
+
 static int apply_environment(const struct option_set *set, void *values, bool *given, struct error *err)
 {
-    for (size_t i = 0; i < set->n_specs; i++) {
+    struct option_place place;
+    for (size_t i = 0; option_place(set, i, &place); i++) {
         char variable[128], where[160];
-        const char *text = from_environment(set->specs[i].name, variable, sizeof(variable));
+        const char *text = from_environment(place.spec->name, variable, sizeof(variable));
         if (!text)
             continue;
         snprintf(where, sizeof(where), "environment %s", variable);
-        int rc = option_value_parse(&set->specs[i], where, text, values, err);
+        int rc = option_set_value(&place, where, text, values, given, err);
         if (rc < 0)
             return rc;
-        given[i] = true;
     }
     return 0;
 }
@@ -107,20 +166,18 @@ static int apply_flag(const struct option_set *set, int argc, char **argv, int *
         *(flag_is(&f, "help") ? &special->help : &special->version) = true;
         return 0;
     }
-    const struct option_spec *spec = option_find(set, f.name, f.n_name);
-    if (!spec && !flag_is(&f, "config"))
+    struct option_place place;
+    const bool known = option_find(set, f.name, f.n_name, &place);
+    if (!known && !flag_is(&f, "config"))
         return error_set(err, -EINVAL, "--%.*s is not an option of %s; see %s --help", n_shown, f.name, set->program, set->program);
-    const char *text = spec && spec->kind == OPTION_BOOL ? switch_value(&f, argc, argv, i) : flag_value(&f, argc, argv, i);
+    const char *text = known && place.spec->kind == OPTION_BOOL ? switch_value(&f, argc, argv, i) : flag_value(&f, argc, argv, i);
     if (!text)
         return error_set(err, -EINVAL, "--%.*s (command line): a value must follow", n_shown, f.name);
-    if (!spec) {
+    if (!known) {
         special->config = text;
         return 0;
     }
-    if (values == NULL)
-        return 0;
-    given[spec - set->specs] = true;
-    return option_value_parse(spec, "command line", text, values, err);
+    return values ? option_set_value(&place, "command line", text, values, given, err) : 0;
 }
 
 /* Walks over the arguments: with `values` NULL only to find --config, --help and the positional argument, else to set the options. */
@@ -151,11 +208,10 @@ static int walk_arguments(const struct option_set *set, int argc, char **argv, v
 
 static int check_required(const struct option_set *set, const bool *given, struct error *err)
 {
-    for (size_t i = 0; i < set->n_specs; i++) {
-        const struct option_spec *spec = &set->specs[i];
-        if (!spec->fallback && !spec->optional && !given[i])
-            return error_set(err, -EINVAL, "--%s is required: %s", spec->name, spec->help);
-    }
+    struct option_place place;
+    for (size_t i = 0; option_place(set, i, &place); i++)
+        if (!place.spec->fallback && !place.spec->optional && !given[i])
+            return error_set(err, -EINVAL, "--%s is required: %s", place.spec->name, place.spec->help);
     return 0;
 }
 
@@ -176,7 +232,7 @@ int options_parse(const struct option_set *set, int argc, char **argv, void *val
         return print_special(set, &special);
     if (rc < 0)
         return rc;
-    bool *given = calloc(set->n_specs ? set->n_specs : 1, sizeof(*given));
+    bool *given = calloc(count_options(set) + 1, sizeof(*given));
     if (!given)
         return error_set(err, -ENOMEM, "out of memory");
     rc = apply_defaults(set, values, err);
@@ -199,17 +255,18 @@ int options_parse(const struct option_set *set, int argc, char **argv, void *val
 
 void options_print(const struct option_set *set, const void *values, FILE *out)
 {
-    for (size_t i = 0; i < set->n_specs; i++) {
+    struct option option;
+    for (size_t i = 0; options_at(set, i, values, &option); i++) {
         char text[8192];
-        int rc = options_format(&set->specs[i], values, text, sizeof(text));
+        int rc = options_format(&option, text, sizeof(text));
         struct buf line;
         buf_init(&line, 3 * sizeof(text));
         if (rc == -ENOENT)
-            fprintf(out, "# %s is not set\n", set->specs[i].name);
+            fprintf(out, "# %s is not set\n", option.spec->name);
         else if (rc < 0 || option_file_quote(&line, text) < 0)
-            fprintf(out, "# %s is too long to print\n", set->specs[i].name);
+            fprintf(out, "# %s is too long to print\n", option.spec->name);
         else
-            fprintf(out, "%s = %s\n", set->specs[i].name, buf_cstr(&line));
+            fprintf(out, "%s = %s\n", option.spec->name, buf_cstr(&line));
         buf_fini(&line);
     }
 }

@@ -31,6 +31,15 @@ struct option_spec {
     const char *const *choices; /* OPTION_ENUM, NULL-terminated */
     const char *max_word;       /* OPTION_INT, OPTION_BYTES: a word that means `max`, or NULL */
     bool optional;              /* OPTION_STR without default may be missing */
+    unsigned tags;              /* bits for whoever walks over the options, and for option_group */
+};
+
+/* Options that several programs have: declared once, with their fields in a struct of their own, which each program's struct holds at `offset`. */
+struct option_group {
+    const struct option_spec *specs;
+    size_t n_specs;
+    size_t offset;
+    unsigned tags;              /* the program has only the options with all of these bits; the fields of the others get their defaults */
 };
 
 struct option_set {
@@ -39,6 +48,8 @@ struct option_set {
     const char *examples;     /* shown under Examples: by --help */
     const struct option_spec *specs;
     size_t n_specs;
+    const struct option_group *groups; /* [n_groups] further options, behind those */
+    size_t n_groups;
     const char *positional;   /* name of an optional positional argument, or NULL */
 };
 
@@ -48,6 +59,13 @@ struct option_set {
 int options_parse(const struct option_set *set, int argc, char **argv, void *values, const char **ret_positional, struct error *err);
 /* Prints the effective configuration as lines that --config reads back. */
 void options_print(const struct option_set *set, const void *values, FILE *out);
+/* One option of a set, and the struct that its field lies in. */
+struct option {
+    const struct option_spec *spec;
+    const void *values;
+};
+/* The i-th option of a set, the program's own first; false behind the last one. `values` is what options_parse has filled. */
+bool options_at(const struct option_set *set, size_t i, const void *values, struct option *ret_option);
 /* The value of one option as text that options_parse reads back to the same value; for handing options to a child process.
  * -ENOBUFS when `size` is too small, -ENOENT for an optional string that is not set. */
-int options_format(const struct option_spec *spec, const void *values, char *text, size_t size);
+int options_format(const struct option *option, char *text, size_t size);

@@ -150,15 +150,14 @@ static int apply_line(const struct option_set *set, const char *where, struct sp
         return error_set(err, -EINVAL, "%s: expected `name = value`", where);
     struct span name = trim((struct span){line.s, (size_t)(equals - line.s)});
     struct span value = trim((struct span){equals + 1, line.n - (size_t)(equals + 1 - line.s)});
-    const struct option_spec *spec = option_find(set, name.s, name.n);
-    if (!spec)
+    struct option_place place;
+    if (!option_find(set, name.s, name.n, &place))
         return error_set(err, -EINVAL, "%s: \"%.*s\" is not an option of %s", where, (int)(name.n < 64 ? name.n : 64), name.s, set->program);
     int rc = 0;
     const char *text = value_text(value, &rc);
     if (!text)
-        return error_set(err, rc, "%s: --%s: %s", where, spec->name, rc == -EINVAL ? "the quoted value does not end, or has an unknown escape" : "out of memory");
-    given[spec - set->specs] = true;
-    return option_value_parse(spec, where, text, values, err);
+        return error_set(err, rc, "%s: --%s: %s", where, place.spec->name, rc == -EINVAL ? "the quoted value does not end, or has an unknown escape" : "out of memory");
+    return option_set_value(&place, where, text, values, given, err);
 }
 
 int option_file_apply(const struct option_set *set, const char *path, void *values, bool *given, struct error *err)

@@ -54,8 +54,9 @@ void option_help_print(const struct option_set *set, FILE *out)
 {
     fprintf(out, "Usage: %s [OPTIONS]%s%s%s\n\n%s\n\nOptions:\n", set->program, set->positional ? " [" : "", set->positional ? set->positional : "",
             set->positional ? "]" : "", set->summary);
-    for (size_t i = 0; i < set->n_specs; i++)
-        print_option(out, &set->specs[i]);
+    struct option_place place;
+    for (size_t i = 0; option_place(set, i, &place); i++)
+        print_option(out, place.spec);
     print_entry(out, "config", "FILE", "read `name = value` lines from FILE; flags and the environment come first");
     print_entry(out, "version", NULL, "print the version and exit");
     print_entry(out, "help", NULL, "print this text and exit");

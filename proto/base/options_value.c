@@ -12,11 +12,6 @@ static void *field(const struct option_spec *spec, void *values)
     return (char *)values + spec->offset;
 }
 
-static const void *const_field(const struct option_spec *spec, const void *values)
-{
-    return (const char *)values + spec->offset;
-}
-
 static void bytes_text(int64_t v, char *text, size_t size)
 {
     static const char units[] = {'T', 'G', 'M', 'K'};
@@ -184,9 +179,10 @@ int option_value_parse(const struct option_spec *spec, const char *where, const 
     return error_set(err, -EINVAL, "--%s (%s): the value \"%.64s\" is not allowed; allowed: %s", spec->name, where, text, allowed);
 }
 
-int options_format(const struct option_spec *spec, const void *values, char *text, size_t size)
+int options_format(const struct option *option, char *text, size_t size)
 {
-    const void *v = const_field(spec, values);
+    const struct option_spec *spec = option->spec;
+    const void *v = (const char *)option->values + spec->offset;
     char number[JSON_DOUBLE_TEXT] = "";
     const char *s = number;
     switch (spec->kind) {

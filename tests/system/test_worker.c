@@ -332,7 +332,7 @@ Test(worker, test_start_without_what_it_needs_is_refused)
     const struct {
         const char *const *argv;
         const char *text;
-    } cases[] = {{missing, "no/such.gguf"}, {context, "--context 99999"}, {selector, "--selector best"}};
+    } cases[] = {{missing, "no/such.gguf"}, {context, "--context 99999"}, {selector, "--selector (command line): the value \"best\""}};
 
     for (int i = 0; i < 3; i++) {
         child_start(&f.workers[0], cases[i].argv, 0);

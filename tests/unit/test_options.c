@@ -89,9 +89,7 @@ Test(options, test_bytes_may_have_a_word_for_their_maximum)
     char text[16];
     cr_assert_eq(parse("--model", "m", NULL), 0, "%s", err.text);
     cr_assert_eq(config.cache, INT64_MAX);
-    for (size_t i = 0; i < set.n_specs; i++)
-        if (strcmp(specs[i].name, "cache") == 0)
-            cr_assert(options_format(&specs[i], &config, text, sizeof(text)) >= 0 && strcmp(text, "auto") == 0);
+    cr_assert(options_format(&(struct option){&specs[7], &config}, text, sizeof(text)) >= 0 && strcmp(text, "auto") == 0);
     cr_assert_eq(parse("--model", "m", "--cache", "3G", NULL), 0, "%s", err.text);
     cr_assert_eq(config.cache, (int64_t)3 << 30);
     cr_assert_eq(parse("--model", "m", "--cache=auto", NULL), 0, "%s", err.text);
@@ -272,12 +270,48 @@ Test(options, test_printed_configuration_reads_back)
     cr_assert_eq(config.kv_format, want.kv_format);
 }
 
+/* A program's own option, and those of another struct that bear a tag. */
+Test(options, test_group_within_the_programs_struct)
+{
+    struct program {
+        bool json;
+        struct config shared;
+    } program;
+    static const struct option_spec tagged[] = {
+        {.name = "model", .kind = OPTION_STR, .offset = offsetof(struct config, model), .help = "", .tags = 3},
+        {.name = "pool-size", .kind = OPTION_BYTES, .offset = offsetof(struct config, pool_bytes), .help = "", .fallback = "2G", .min = 0, .max = INT64_MAX, .tags = 1},
+        {.name = "fetch", .kind = OPTION_INT, .offset = offsetof(struct config, fetch), .help = "", .fallback = "1", .min = 0, .max = 9, .tags = 2},
+    };
+    static const struct option_spec own[] = {{.name = "json", .kind = OPTION_BOOL, .offset = offsetof(struct program, json), .help = "", .fallback = "off"}};
+    const struct option_group groups[] = {{.specs = tagged, .n_specs = 3, .offset = offsetof(struct program, shared), .tags = 2}};
+    const struct option_set with_group = {.program = "demo", .summary = "", .specs = own, .n_specs = 1, .groups = groups, .n_groups = 1};
+    static const char *const names[] = {"json", "model", "fetch"}, *const values[] = {"on", "m", "4"};
+    char *argv[] = {"demo", "--json", "--config", (char *)file_of("model = m\n"), NULL}, text[8];
+    struct option option;
+    size_t n = 0;
+
+    cr_assert_eq(options_parse(&with_group, 2, argv, &program, NULL, &err), -EINVAL);
+    ASSERT_TEXT("--model is required");
+    setenv("TIDEPOOL_FETCH", "4", 1);
+    cr_assert_eq(options_parse(&with_group, 4, argv, &program, NULL, &err), 0, "%s", err.text);
+    for (; options_at(&with_group, n, &program, &option); n++) {
+        cr_assert(n < 3 && options_format(&option, text, sizeof(text)) == 0);
+        cr_expect_str_eq(option.spec->name, names[n]);
+        cr_expect_str_eq(text, values[n]);
+    }
+    cr_assert_eq(n, 3);
+    cr_assert(program.json && program.shared.fetch == 4 && program.shared.pool_bytes == (int64_t)2 << 30);
+    argv[1] = "--pool-size=1M";
+    cr_assert_eq(options_parse(&with_group, 4, argv, &program, NULL, &err), -EINVAL);
+    ASSERT_TEXT("--pool-size is not an option of demo");
+}
+
 Test(options, test_format_says_when_it_cannot)
 {
     char text[8];
     cr_assert_eq(parse("--model", "a long name", NULL), 0);
-    cr_assert_eq(options_format(&specs[0], &config, text, sizeof(text)), -ENOBUFS);
-    cr_assert_eq(options_format(&specs[1], &config, text, sizeof(text)), -ENOENT);
-    cr_assert_eq(options_format(&specs[3], &config, text, sizeof(text)), 0);
+    cr_assert_eq(options_format(&(struct option){&specs[0], &config}, text, sizeof(text)), -ENOBUFS);
+    cr_assert_eq(options_format(&(struct option){&specs[1], &config}, text, sizeof(text)), -ENOENT);
+    cr_assert_eq(options_format(&(struct option){&specs[3], &config}, text, sizeof(text)), 0);
     cr_assert_str_eq(text, "2G");
 }

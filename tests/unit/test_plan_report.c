@@ -107,7 +107,7 @@ Test(plan_report, test_wrong_use_is_refused_with_the_option)
     expect_refused("--model no-such-model", "Qwen2.5-32B");
     expect_refused("--model SmolLM2-135M --context 8193", "--context 8193: SmolLM2-135M allows at most 8192");
     expect_refused("--model SmolLM2-135M --context 512", "--max-new 512");
-    expect_refused("--model SmolLM2-135M --selector nobody", "--selector nobody");
+    expect_refused("--model SmolLM2-135M --selector nobody", "--selector (command line): the value \"nobody\"");
     expect_refused("--model SmolLM2-135M --weights q4_k", "--weights q4_k");
     expect_refused("--model SmolLM2-135M --chunk 0", "chunk");
     expect_refused("--model Llama-3.1-8B --tp 33", "--tp 33: 32 heads");

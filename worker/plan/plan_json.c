@@ -27,22 +27,22 @@ static void write_configuration(const struct plan_report *p, struct json_writer 
     json_write_kint(w, "prompt_tokens", p->n_prompt);
     json_write_kint(w, "max_new", o->max_new);
     json_write_kint(w, "workers", o->workers);
-    json_write_kint(w, "tp", o->tp);
-    json_write_kint(w, "budget", o->budget);
-    json_write_kint(w, "recent", o->recent);
+    json_write_kint(w, "tp", o->engine.tp);
+    json_write_kint(w, "budget", o->engine.budget);
+    json_write_kint(w, "recent", o->engine.recent);
     json_write_key(w, "fetch");
-    if (o->fetch == INT32_MAX)
+    if (o->engine.fetch == INT32_MAX)
         json_write_str(w, "all");
     else
-        json_write_int(w, o->fetch);
-    json_write_kint(w, "fetch_unit", fetch_unit_tokens(o->fetch_unit));
-    json_write_kstr(w, "scorer", o->scorer);
-    json_write_kint(w, "chunk", o->chunk);
-    json_write_kstr(w, "selector", o->selector);
-    json_write_kstr(w, "bridge", bridge_choices[o->bridge]);
-    json_write_kstr(w, "kv_format", kv_format_name((enum kv_format)o->kv_format));
+        json_write_int(w, o->engine.fetch);
+    json_write_kint(w, "fetch_unit", fetch_unit_tokens(o->engine.fetch_unit));
+    json_write_kstr(w, "scorer", scorer_choices[o->engine.scorer]);
+    json_write_kint(w, "chunk", o->engine.chunk);
+    json_write_kstr(w, "selector", selector_choices[o->engine.selector]);
+    json_write_kstr(w, "bridge", bridge_choices[o->engine.bridge]);
+    json_write_kstr(w, "kv_format", kv_format_name((enum kv_format)o->engine.kv_format));
     json_write_kbool(w, "pool", o->pool);
-    json_write_kint(w, "max_running", o->max_running);
+    json_write_kint(w, "max_running", o->engine.max_running);
     json_write_kstr(w, "device", p->device);
     json_write_object_end(w);
 }

@@ -40,8 +40,8 @@ static int take_part(const struct plan_options *o, int ffn_unit, struct plan_rep
 {
     struct error reason = {""};
     report->whole = report->model;
-    const int r = model_shard_split(&report->whole, 0, (int)o->tp, ffn_unit, &report->model, &reason);
-    return r < 0 ? error_set(err, r, "--tp %lld: %.400s", (long long)o->tp, reason.text) : 0;
+    const int r = model_shard_split(&report->whole, 0, (int)o->engine.tp, ffn_unit, &report->model, &reason);
+    return r < 0 ? error_set(err, r, "--tp %lld: %.400s", (long long)o->engine.tp, reason.text) : 0;
 }
 
 /* The tensors of a GGUF file or of a folder's safetensors; a folder without any is planned like a config.json. */

@@ -1,16 +1,15 @@
-/* Command line of tidepool-plan (`tidepool plan`). Options that the worker has too have its names and defaults. */
+/* Command line of tidepool-plan (`tidepool plan`): the worker's options that change what memory is needed, and its own. */
 #pragma once
-#include "proto/base/options.h"
-#include <stdbool.h>
-#include <stdint.h>
+#include "proto/engine_options.h"
 
 enum { PLAN_WEIGHTS_STORED = 0 /* otherwise enum weight_dtype + 1 */ };
 
 struct plan_options {
-    const char *model, *selector, *scorer;
-    int kv_format, fetch_unit, prefill, bridge, device, isa, weights;
-    int64_t context, max_new, workers, tp, device_memory, budget, recent, fetch, chunk, max_running, threads;
+    const char *model;
+    int weights;
+    int64_t max_new, workers, device_memory;
     bool pool, json;
+    struct engine_options engine;
 };
 
 extern const struct option_set plan_option_set;

@@ -1,8 +1,6 @@
 #include "worker/plan/plan_report.h"
 #include "kernels/backend.h"
-#include "proto/option_choices.h"
-#include "worker/cache/scorer.h"
-#include "worker/cache/selector.h"
+#include "worker/cache/engine_configure.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,41 +11,19 @@ const char *const plan_order_names[PLAN_ORDER_COUNT] = {[PLAN_LAYER] = "layer-ma
 static int choose_context(const struct plan_options *o, struct plan_report *report, struct error *err)
 {
     const int most = report->model.max_context;
-    if (o->context > most)
-        return error_set(err, -EINVAL, "--context %lld: %s allows at most %d tokens", (long long)o->context, report->model.name, most);
-    report->context = o->context ? (int)o->context : most;
+    if (o->engine.context > most)
+        return error_set(err, -EINVAL, "--context %lld: %s allows at most %d tokens", (long long)o->engine.context, report->model.name, most);
+    report->context = o->engine.context ? (int)o->engine.context : most;
     if (o->max_new >= report->context)
         return error_set(err, -EINVAL, "--max-new %lld: must be less than the context of %d, which holds the prompt too", (long long)o->max_new, report->context);
     report->n_prompt = report->context - (int)o->max_new;
     return 0;
 }
 
-static int engine_params(const struct plan_options *o, const struct plan_report *report, struct engine_config *ret_config, struct error *err)
-{
-    *ret_config = (struct engine_config){
-        .format = (enum kv_format)o->kv_format,
-        .selector = selector_find(o->selector),
-        .budget = (int)o->budget,
-        .recent = (int)o->recent,
-        .fetch = (int)o->fetch,
-        .fetch_unit = fetch_unit_tokens(o->fetch_unit),
-        .scorer = scorer_find(o->scorer),
-        .chunk = (int)o->chunk,
-        .values = (enum prefill_values)o->prefill,
-        .order = PREFILL_LAYER_MAJOR,
-        .bridge = (enum bridge_place)o->bridge,
-        .max_context = report->context,
-        .max_batch = (int)o->max_running,
-    };
-    if (!ret_config->scorer)
-        return error_set(err, -EINVAL, "--scorer %s: there are %s", o->scorer, scorer_names());
-    return ret_config->selector ? 0 : error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
-}
-
 static void set_order(struct memory_plan_params *p, enum plan_order order, const struct plan_options *o, const struct plan_report *report)
 {
     p->engine.order = order == PLAN_LAYER ? PREFILL_LAYER_MAJOR : PREFILL_CHUNK_MAJOR;
-    p->engine.chunk = order == PLAN_ONE_SHOT ? report->n_prompt : (int)o->chunk;
+    p->engine.chunk = order == PLAN_ONE_SHOT ? report->n_prompt : (int)o->engine.chunk;
 }
 
 static int longest(const struct memory_plan_params *params, enum plan_order order, size_t limit, int *ret_context, struct error *err)
@@ -90,7 +66,7 @@ static int plan_orders(const struct plan_options *o, struct memory_plan_params *
 
 static int open_device(const struct plan_options *o, struct memory_plan_params *p, struct plan_report *report, struct error *err)
 {
-    struct device_config config = {.n_threads = (int)o->threads, .isa = (enum cpu_isa)o->isa};
+    struct device_config config = {.n_threads = (int)o->engine.threads, .isa = (enum cpu_isa)o->engine.isa};
     if (!config.n_threads) {
         long n = sysconf(_SC_NPROCESSORS_ONLN);
         config.n_threads = n < 1 ? 1 : n > 256 ? 256 : (int)n;
@@ -98,12 +74,12 @@ static int open_device(const struct plan_options *o, struct memory_plan_params *
     const struct kernel_backend *backend;
     struct device_properties properties;
     struct error note;
-    int r = backend_open((enum backend_choice)o->device, &config, &backend, &p->device, &note, err);
+    int r = backend_open((enum backend_choice)o->engine.device, &config, &backend, &p->device, &note, err);
     if (r < 0)
         return r;
     p->dev = backend->device;
     p->ops = backend->ops;
-    p->collective = o->tp > 1 ? backend->collective : NULL;
+    p->collective = o->engine.tp > 1 ? backend->collective : NULL;
     p->dev->properties(p->device, &properties);
     snprintf(report->device, sizeof(report->device), "%s", properties.name);
     r = p->dev->stream_create(p->device, &p->stream);
@@ -120,9 +96,9 @@ int plan_report_make(const struct plan_options *o, struct plan_report *ret_repor
         r = plan_model_read(o, p.ops, report, err);
     if (r >= 0)
         r = choose_context(o, report, err);
-    if (r >= 0)
-        r = engine_params(o, report, &p.engine, err);
     if (r >= 0) {
+        p.engine = engine_configure(&o->engine);
+        p.engine.max_context = report->context;
         p.model = &report->model;
         p.n_prompt = report->n_prompt;
         r = plan_orders(o, &p, report, err);

@@ -1,6 +1,7 @@
 /* The report as a table for people. Sizes are in powers of 1024. */
 #include "proto/base/base_assert.h"
 #include "worker/plan/plan_report.h"
+#include "proto/option_choices.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -71,14 +72,14 @@ static int head(const struct plan_report *p, struct buf *out)
     const struct plan_options *o = p->options;
     const struct model_config *m = &p->whole;
     char prompt[CELL], context[CELL], fetch[CELL];
-    if (o->fetch == INT32_MAX)
+    if (o->engine.fetch == INT32_MAX)
         snprintf(fetch, sizeof(fetch), "all");
     else
-        snprintf(fetch, sizeof(fetch), "%lld", (long long)o->fetch);
+        snprintf(fetch, sizeof(fetch), "%lld", (long long)o->engine.fetch);
     int r = buf_printf(out, "model          %s: %d layers, %d heads, %d KV heads of %d, width %d, vocabulary %d\n", m->name, m->n_layers, m->n_heads, m->n_kv_heads,
                        m->head_dim, m->dim, m->n_vocab);
-    if (r >= 0 && o->tp > 1)
-        r = buf_printf(out, "rank           the first of %lld, which is the largest: %d heads, %d KV heads, MLP width %d of %d; sizes of a worker are those of one rank\n", (long long)o->tp,
+    if (r >= 0 && o->engine.tp > 1)
+        r = buf_printf(out, "rank           the first of %lld, which is the largest: %d heads, %d KV heads, MLP width %d of %d; sizes of a worker are those of one rank\n", (long long)o->engine.tp,
                        p->model.n_heads, p->model.n_kv_heads, p->model.ffn_dim, m->ffn_dim);
     if (r >= 0 && m->note[0])
         r = buf_printf(out, "note           %s\n", m->note);
@@ -86,9 +87,9 @@ static int head(const struct plan_report *p, struct buf *out)
         r = buf_printf(out, "request        %s prompt tokens and %lld new ones: a context of %s\n", count_text((size_t)p->n_prompt, prompt), (long long)o->max_new,
                        count_text((size_t)p->context, context));
     if (r >= 0)
-        r = buf_printf(out, "configuration  %s, budget %lld, recent %lld, fetch %s by %s, chunk %lld, %s, pool %s, %lld running, %s\n", o->selector, (long long)o->budget,
-                       (long long)o->recent, fetch, o->scorer, (long long)o->chunk, kv_format_name((enum kv_format)o->kv_format), o->pool ? "on" : "off",
-                       (long long)o->max_running, p->device);
+        r = buf_printf(out, "configuration  %s, budget %lld, recent %lld, fetch %s by %s, chunk %lld, %s, pool %s, %lld running, %s\n", selector_choices[o->engine.selector], (long long)o->engine.budget,
+                       (long long)o->engine.recent, fetch, scorer_choices[o->engine.scorer], (long long)o->engine.chunk, kv_format_name((enum kv_format)o->engine.kv_format), o->pool ? "on" : "off",
+                       (long long)o->engine.max_running, p->device);
     return r;
 }
 
@@ -96,13 +97,13 @@ static int weights_and_pool(const struct plan_report *p, struct buf *out)
 {
     const struct memory_plan *plan = &p->orders[PLAN_LAYER];
     char a[CELL], b[CELL], c[CELL];
-    int r = buf_printf(out, "weights        %s a %s (%s); %s in bf16", size_text(p->weights, a), p->options->tp > 1 ? "rank" : "worker", p->weights_name, size_text(p->bf16.device_bytes, b));
+    int r = buf_printf(out, "weights        %s a %s (%s); %s in bf16", size_text(p->weights, a), p->options->engine.tp > 1 ? "rank" : "worker", p->weights_name, size_text(p->bf16.device_bytes, b));
     if (r >= 0 && p->stored.file_bytes)
         r = buf_printf(out, "; %s in the files", size_text((size_t)p->stored.file_bytes, a));
     if (r >= 0)
         r = buf_printf(out, "\npool           %s bytes a token, %s a block of %d tokens: %s for this request, once for all workers of the host%s\n",
                        count_text(plan->block_bytes[0] / BLOCK_TOKENS, a), size_text(plan->block_bytes[0], b), BLOCK_TOKENS, size_text(plan->pool_bytes, c),
-                       p->options->tp > 1 ? ", and as much or less for each other rank" : "");
+                       p->options->engine.tp > 1 ? ", and as much or less for each other rank" : "");
     return r;
 }
 
@@ -188,15 +189,15 @@ static int advice(const struct plan_report *p, struct buf *out)
 {
     const struct plan_options *o = p->options;
     const size_t memory = (size_t)o->device_memory, allowed = p->fits[PLAN_LAYER].prefilling, unit = 256 << 20;
-    const size_t n = allowed < (size_t)o->max_running ? allowed : (size_t)o->max_running;
+    const size_t n = allowed < (size_t)o->engine.max_running ? allowed : (size_t)o->engine.max_running;
     if (!memory || memory <= p->weights)
         return 0;
     if (n == 0)
         return buf_append_str(out, "\nNot one such request fits: lower --context, --budget or --chunk, or choose smaller --weights or a larger device.\n");
-    const size_t pool = (p->orders[PLAN_LAYER].pool_bytes * n * (size_t)(o->workers * o->tp) + unit - 1) / unit * unit;
+    const size_t pool = (p->orders[PLAN_LAYER].pool_bytes * n * (size_t)(o->workers * o->engine.tp) + unit - 1) / unit * unit;
     int r = buf_printf(out, "\nServe with --memory-limit %zu --max-running %zu", memory - p->weights, n);
-    if (r >= 0 && o->tp > 1)
-        r = buf_printf(out, " --tp %lld", (long long)o->tp);
+    if (r >= 0 && o->engine.tp > 1)
+        r = buf_printf(out, " --tp %lld", (long long)o->engine.tp);
     if (r >= 0 && o->pool)
         r = buf_printf(out, " --pool-size %zuM, if all that run have documents of their own", pool >> 20);
     if (r >= 0 && allowed > n)
@@ -206,7 +207,7 @@ static int advice(const struct plan_report *p, struct buf *out)
 
 static int workers(const struct plan_report *p, struct buf *out)
 {
-    const size_t n = (size_t)p->options->workers, n_ranks = n * (size_t)p->options->tp;
+    const size_t n = (size_t)p->options->workers, n_ranks = n * (size_t)p->options->engine.tp;
     const struct memory_plan *plan = &p->orders[PLAN_LAYER];
     char a[CELL], b[CELL], c[CELL];
     if (n < 2)

@@ -4,7 +4,7 @@
 #include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
-#include "proto/option_choices.h"
+#include "worker/cache/engine_configure.h"
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <errno.h>
@@ -25,7 +25,7 @@ enum { WEIGHTS_AUTO, WEIGHTS_BF16, WEIGHTS_STORED };
 static struct model_open_params model_params(const struct worker *w)
 {
     return (struct model_open_params){
-        .path = w->options->model, .rank = (int)w->options->tp_rank, .n_ranks = (int)w->options->tp, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
+        .path = w->options->model, .rank = (int)w->options->tp_rank, .n_ranks = (int)w->options->engine.tp, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
 }
 
 /* The form of the weights is a choice between tables of ops. What is left of the device beside them is for sequences and the page cache. */
@@ -35,8 +35,8 @@ static int choose_ops(struct worker *w, const struct kernel_backend *backend, co
     struct model_weights_size expanded, stored;
     int rc;
 
-    w->ops = w->options->weights == WEIGHTS_STORED ? backend->stored_ops : backend->ops;
-    if (w->options->weights != WEIGHTS_AUTO || backend->stored_ops == backend->ops)
+    w->ops = w->options->engine.weights == WEIGHTS_STORED ? backend->stored_ops : backend->ops;
+    if (w->options->engine.weights != WEIGHTS_AUTO || backend->stored_ops == backend->ops)
         return 0;
     params = model_params(w);
     rc = model_measure(&params, &expanded, err);
@@ -56,7 +56,7 @@ static int choose_ops(struct worker *w, const struct kernel_backend *backend, co
 static int open_device(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
-    struct device_config config = {.n_threads = (int)o->threads, .isa = (enum cpu_isa)o->isa, .ordinal = (int)o->gpu};
+    struct device_config config = {.n_threads = (int)o->engine.threads, .isa = (enum cpu_isa)o->engine.isa, .ordinal = (int)o->gpu};
     const struct kernel_backend *backend;
     struct device_properties properties;
     struct error note;
@@ -64,10 +64,10 @@ static int open_device(struct worker *w, struct error *err)
 
     if (!config.n_threads) {
         long n = sysconf(_SC_NPROCESSORS_ONLN);
-        n /= o->tp; /* ranks of a host share it */
+        n /= o->engine.tp; /* ranks of a host share it */
         config.n_threads = n < 1 ? 1 : n > 256 ? 256 : (int)n;
     }
-    rc = backend_open((enum backend_choice)o->device, &config, &backend, &w->device, &note, err);
+    rc = backend_open((enum backend_choice)o->engine.device, &config, &backend, &w->device, &note, err);
     if (rc < 0)
         return rc;
     w->dev = backend->device;
@@ -93,10 +93,10 @@ static int open_model(struct worker *w, struct error *err)
         return rc;
     c = &w->model->config;
     w->limits = (struct job_limits){.n_vocab = c->n_vocab, .max_context = c->max_context};
-    if (w->options->context > c->max_context)
-        return error_set(err, -EINVAL, "--context %lld: this model allows at most %d", (long long)w->options->context, c->max_context);
-    if (w->options->context)
-        w->limits.max_context = (int)w->options->context;
+    if (w->options->engine.context > c->max_context)
+        return error_set(err, -EINVAL, "--context %lld: this model allows at most %d", (long long)w->options->engine.context, c->max_context);
+    if (w->options->engine.context)
+        w->limits.max_context = (int)w->options->engine.context;
     for (int i = 0; i < c->n_eos; i++)
         w->eos_ids[i] = (uint32_t)c->eos_ids[i];
     snprintf(w->model_id, sizeof w->model_id, "%s", *c->name ? c->name : slash && slash[1] ? slash + 1 : w->options->model);
@@ -207,8 +207,8 @@ static size_t memory_limit(const struct worker *w, const struct device_propertie
     struct device_memory_stats memory;
     size_t share;
 
-    if (w->options->memory_limit || properties->host_memory)
-        return (size_t)w->options->memory_limit;
+    if (w->options->engine.memory_limit || properties->host_memory)
+        return (size_t)w->options->engine.memory_limit;
     w->dev->memory_stats(w->device, &memory);
     share = properties->memory_bytes / 10 * 9;
     share = share > memory.now[MEM_WEIGHTS] ? share - memory.now[MEM_WEIGHTS] : 1; /* 1: the engine says that it needs more */
@@ -220,34 +220,15 @@ static int open_engine(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
     struct device_properties properties;
-    struct engine_config config = {
-        .format = (enum kv_format)o->kv_format,
-        .selector = selector_find(o->selector),
-        .budget = (int)o->budget,
-        .recent = (int)o->recent,
-        .fetch = (int)o->fetch,
-        .fetch_unit = fetch_unit_tokens(o->fetch_unit),
-        .scorer = scorer_find(o->scorer),
-        .chunk = (int)o->chunk,
-        .values = (enum prefill_values)o->prefill,
-        .order = (enum prefill_order)o->prefill_order,
-        .bridge = (enum bridge_place)o->bridge,
-        .max_context = w->limits.max_context,
-        .max_batch = (int)o->max_running,
-        .reuse_generated = o->reuse_generated,
-        .page_cache = o->page_cache == INT64_MAX ? PAGE_CACHE_AUTO : (size_t)o->page_cache,
-        .store_deadline_us = STORE_DEADLINE_US,
-        .peers = worker_ranks_peers(w),
-    };
+    struct engine_config config = engine_configure(&o->engine);
     char ranks[32] = "";
     int rc;
 
     w->dev->properties(w->device, &properties);
     config.memory_limit = memory_limit(w, &properties);
-    if (!config.selector)
-        return error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
-    if (!config.scorer)
-        return error_set(err, -EINVAL, "--scorer %s: there are %s", o->scorer, scorer_names());
+    config.max_context = w->limits.max_context;
+    config.store_deadline_us = STORE_DEADLINE_US;
+    config.peers = worker_ranks_peers(w);
     rc = engine_create(&config, w->model, w->store, &w->engine, err);
     if (rc < 0)
         return rc;
@@ -256,10 +237,10 @@ static int open_engine(struct worker *w, struct error *err)
     engine_fingerprint(w->engine, w->fingerprint);
     if (config.bridge == BRIDGE_HOST && properties.host_memory)
         LOG_WARN("bridge_on_device", LOG_STR("device", properties.name), LOG_STR("note", "the memory of this device is the host's: --bridge host changes nothing"));
-    if (o->tp > 1)
-        snprintf(ranks, sizeof ranks, ", rank %d of %d", (int)o->tp_rank, (int)o->tp);
+    if (o->engine.tp > 1)
+        snprintf(ranks, sizeof ranks, ", rank %d of %d", (int)o->tp_rank, (int)o->engine.tp);
     snprintf(w->description, sizeof w->description, "%.80s, %s, %s, budget %d, recent %d, fetch %d by %s, chunk %d%s", properties.name,
-             kv_format_name(config.format), o->selector, config.budget, config.recent, config.fetch, o->scorer, config.chunk, ranks);
+             kv_format_name(config.format), config.selector->name, config.budget, config.recent, config.fetch, config.scorer->name, config.chunk, ranks);
     log_retrieval(w, &config);
     return 0;
 }
@@ -272,7 +253,7 @@ static int open_schedule(struct worker *w, struct error *err)
         .ops = w->model->ops,
         .stream = w->stream,
         .n_vocab = w->limits.n_vocab,
-        .max_running = (int)w->options->max_running,
+        .max_running = (int)w->options->engine.max_running,
         .max_queue = (int)w->options->max_queue,
         .sink = worker_sink(w),
     };
@@ -374,7 +355,7 @@ int worker_create(const struct worker_options *options, struct worker **ret_work
     if (rc < 0)
         goto fail;
     LOG_INFO(w->follower ? "rank_ready" : "worker_ready", LOG_STR("worker", options->name), LOG_STR("router", options->router ? options->router : "none"), LOG_STR("engine", w->description),
-             LOG_INT("context", w->limits.max_context), LOG_INT("max_running", options->max_running));
+             LOG_INT("context", w->limits.max_context), LOG_INT("max_running", options->engine.max_running));
     *ret_worker = w;
     return 0;
 fail:

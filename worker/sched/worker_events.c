@@ -211,7 +211,7 @@ static void fill_ready(void *arg, Tidepool__Engine__Ready *ready)
     ready->vocab_size = (uint32_t)w->limits.n_vocab;
     ready->eos_ids = w->eos_ids;
     ready->n_eos_ids = (size_t)w->model->config.n_eos;
-    ready->max_running = (uint32_t)o->max_running;
+    ready->max_running = (uint32_t)o->engine.max_running;
     ready->description = w->description;
     if (!w->store || !worker_pool_there(w, store))
         return;
@@ -219,7 +219,7 @@ static void fill_ready(void *arg, Tidepool__Engine__Ready *ready)
     ready->store_event_endpoint = store->event_endpoint;
     ready->store_snapshot_endpoint = store->snapshot_endpoint;
     /* With exact values the blocks of a lossy format are not what a run attends, so nobody starts from them. */
-    ready->prefix_reuse = o->prefill == PREFILL_CONSISTENT || o->kv_format == KV_FORMAT_BF16;
+    ready->prefix_reuse = o->engine.prefill == PREFILL_CONSISTENT || o->engine.kv_format == KV_FORMAT_BF16;
 }
 
 static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)

@@ -1,13 +1,15 @@
 /* Command line of tidepool-worker. */
 #pragma once
-#include "proto/base/options.h"
-#include <stdint.h>
+#include "proto/engine_options.h"
+
+/* A tag beside those of the engine's options: a follower that its leader starts has it otherwise, or not at all. */
+enum { WORKER_OPTION_OF_RANK = 4 };
 
 struct worker_options {
-    const char *model, *router, *store, *name, *selector, *scorer, *tp_leader, *tp_listen;
-    int kv_format, fetch_unit, weights, prefill, prefill_order, bridge, device, isa, log_level, log_format;
-    int64_t budget, recent, fetch, chunk, threads, max_running, max_queue, context, memory_limit, page_cache, gpu, tp, tp_rank, tp_timeout;
-    bool reuse_generated;
+    const char *model, *router, *store, *name, *tp_leader, *tp_listen;
+    int log_level, log_format;
+    int64_t max_queue, gpu, tp_rank, tp_timeout;
+    struct engine_options engine;
 };
 
 extern const struct option_set worker_option_set;

@@ -19,13 +19,13 @@ static uint64_t timeout_us(const struct worker *w)
 
 static int check_options(const struct worker_options *o, struct error *err)
 {
-    if (o->tp_rank >= o->tp)
-        return error_set(err, -EINVAL, "--tp-rank %lld: ranks of --tp %lld are 0 to %lld", (long long)o->tp_rank, (long long)o->tp, (long long)o->tp - 1);
+    if (o->tp_rank >= o->engine.tp)
+        return error_set(err, -EINVAL, "--tp-rank %lld: ranks of --tp %lld are 0 to %lld", (long long)o->tp_rank, (long long)o->engine.tp, (long long)o->engine.tp - 1);
     if (o->tp_rank > 0 && !o->tp_leader)
         return error_set(err, -EINVAL, "--tp-rank %lld: a follower needs --tp-leader", (long long)o->tp_rank);
     if (o->tp_rank == 0 && o->tp_leader)
         return error_set(err, -EINVAL, "--tp-leader %s: only a follower has a leader; which one is it (--tp-rank)?", o->tp_leader);
-    if (o->tp_listen && (o->tp == 1 || o->tp_rank > 0))
+    if (o->tp_listen && (o->engine.tp == 1 || o->tp_rank > 0))
         return error_set(err, -EINVAL, "--tp-listen %s: only the leader of --tp 2 or more listens", o->tp_listen);
     if (o->tp_rank == 0 && !o->router)
         return error_set(err, -EINVAL, "--router is required: ZeroMQ endpoint of the router");
@@ -40,30 +40,20 @@ static int check_split(const struct worker_options *o, struct error *err)
     int rc = model_config_load(o->model, &whole, err);
     if (rc < 0)
         return rc;
-    rc = model_shard_split(&whole, 0, (int)o->tp, 1, &part, &reason);
-    return rc < 0 ? error_set(err, rc, "--tp %lld: %.400s", (long long)o->tp, reason.text) : 0;
+    rc = model_shard_split(&whole, 0, (int)o->engine.tp, 1, &part, &reason);
+    return rc < 0 ? error_set(err, rc, "--tp %lld: %.400s", (long long)o->engine.tp, reason.text) : 0;
 }
 
-/* What decides what is computed, and so has to be the same on every rank. */
-static const char *const common[] = {"kv-format", "selector",      "budget",      "recent",  "fetch",           "fetch-unit", "scorer", "chunk",
-                                     "prefill",   "prefill-order", "max-running", "context", "reuse-generated", NULL};
-
-static bool is_one_of(const char *name, const char *const *names)
-{
-    while (*names && strcmp(*names, name) != 0)
-        names++;
-    return *names != NULL;
-}
-
+/* What has to be the same on every rank. */
 static int make_settings(struct worker *w, struct error *err)
 {
     size_t n = 0;
-    for (size_t i = 0; i < worker_option_set.n_specs; i++) {
-        const struct option_spec *spec = &worker_option_set.specs[i];
+    struct option option;
+    for (size_t i = 0; options_at(&worker_option_set, i, w->options, &option); i++) {
         char value[256];
-        if (!is_one_of(spec->name, common) || options_format(spec, w->options, value, sizeof(value)) < 0)
+        if (!(option.spec->tags & ENGINE_OPTION_COMMON) || options_format(&option, value, sizeof(value)) < 0)
             continue;
-        n += (size_t)snprintf(w->settings + n, sizeof(w->settings) - n, "%s%s=%s", n ? " " : "", spec->name, value);
+        n += (size_t)snprintf(w->settings + n, sizeof(w->settings) - n, "%s%s=%s", n ? " " : "", option.spec->name, value);
         if (n >= sizeof(w->settings))
             return error_set(err, -EINVAL, "the options are longer than %zu characters", sizeof(w->settings));
     }
@@ -71,9 +61,6 @@ static int make_settings(struct worker *w, struct error *err)
 }
 
 /* ---- the followers' command lines ---- */
-
-/* What a follower has otherwise than its leader, or not at all. */
-static const char *const own[] = {"router", "name", "gpu", "tp-listen", "tp-rank", "tp-leader", NULL};
 
 enum { ARGS_MAX = 80 };
 struct command_line {
@@ -107,11 +94,11 @@ static void command_line_fini(struct command_line *c)
 static void make_command_line(const struct worker_options *o, int rank, struct command_line *c)
 {
     add(c, "tidepool-worker");
-    for (size_t i = 0; i < worker_option_set.n_specs; i++) {
-        const struct option_spec *spec = &worker_option_set.specs[i];
+    struct option option;
+    for (size_t i = 0; options_at(&worker_option_set, i, o, &option); i++) {
         char value[4096];
-        if (!is_one_of(spec->name, own) && options_format(spec, o, value, sizeof(value)) >= 0)
-            add(c, "--%s=%s", spec->name, value);
+        if (!(option.spec->tags & WORKER_OPTION_OF_RANK) && options_format(&option, value, sizeof(value)) >= 0)
+            add(c, "--%s=%s", option.spec->name, value);
     }
     add(c, "--name=%.58s.%d", o->name, rank);
     add(c, "--gpu=%lld", (long long)o->gpu + rank);
@@ -136,9 +123,9 @@ static int start_follower(struct worker *w, int rank, struct error *err)
 int worker_ranks_start(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
-    const struct rank_group_config config = {.degree = (int)o->tp, .timeout_us = timeout_us(w), .settings = w->settings};
+    const struct rank_group_config config = {.degree = (int)o->engine.tp, .timeout_us = timeout_us(w), .settings = w->settings};
     int rc = check_options(o, err);
-    if (rc < 0 || o->tp == 1)
+    if (rc < 0 || o->engine.tp == 1)
         return rc;
     rc = make_settings(w, err);
     if (rc < 0 || o->tp_rank > 0)
@@ -154,7 +141,7 @@ int worker_ranks_start(struct worker *w, struct error *err)
     /* The file has been read. A follower has all of it on its command line. */
     unsetenv("TIDEPOOL_CONFIG");
     unsetenv("TIDEPOOL_TP_LISTEN");
-    for (int rank = 1; rc >= 0 && rank < o->tp; rank++)
+    for (int rank = 1; rc >= 0 && rank < o->engine.tp; rank++)
         rc = start_follower(w, rank, err);
     return rc;
 }
@@ -163,17 +150,17 @@ static int join_leader(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
     const struct rank_follower_config config = {
-        .degree = (int)o->tp, .rank = (int)o->tp_rank, .leader = o->tp_leader, .timeout_us = timeout_us(w), .settings = w->settings};
+        .degree = (int)o->engine.tp, .rank = (int)o->tp_rank, .leader = o->tp_leader, .timeout_us = timeout_us(w), .settings = w->settings};
     return rank_follower_join(&config, &w->follower, w->communicator, err);
 }
 
 int worker_ranks_meet(struct worker *w, struct error *err)
 {
-    if (w->options->tp == 1)
+    if (w->options->engine.tp == 1)
         return 0;
     if (!w->group)
         return join_leader(w, err);
-    int rc = w->collective_ops->make_id((int)w->options->tp, w->communicator, err);
+    int rc = w->collective_ops->make_id((int)w->options->engine.tp, w->communicator, err);
     return rc < 0 ? rc : rank_group_meet(w->group, w->communicator, err);
 }
 
@@ -187,7 +174,7 @@ static int open_collective(struct worker *w, struct error *err)
     struct collective_config config = {
         .device = w->device,
         .rank = (int)w->options->tp_rank,
-        .n_ranks = (int)w->options->tp,
+        .n_ranks = (int)w->options->engine.tp,
         .gather_columns = MODEL_GATHER_COLUMNS(&w->model->config),
         .deadline_us = timeout_us(w),
     };
@@ -204,7 +191,7 @@ static int open_collective(struct worker *w, struct error *err)
 int worker_ranks_load(struct worker *w, struct error *err)
 {
     struct rank_identity identity = {.backend = w->dev->name, .model_name = w->model_id};
-    if (w->options->tp == 1)
+    if (w->options->engine.tp == 1)
         return 0;
     model_family(w->model, identity.model);
     int rc = w->group ? rank_group_load(w->group, &identity, err) : rank_follower_load(w->follower, &identity, err);
