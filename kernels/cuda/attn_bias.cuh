@@ -6,6 +6,7 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/submit.cuh"
 
 enum { BIAS_LD = 2 * KEY_BIAS_PAIRS_MAX, BIAS_WARPS = 4 };
 
@@ -62,5 +63,5 @@ static inline int bias_rows(struct stream *s, const struct attn_bias &bias, cons
     const int64_t n_rows = n_queries * n_heads;
     if (!bias.ab)
         return 0;
-    return cuda_error(LAUNCH(bias_rows_kernel, (unsigned)ceil_div64(n_rows, BIAS_WARPS), BIAS_WARPS * 32, 0, s->cuda, bias, q, n_rows, n_heads, group, d, scale));
+    return LAUNCH(bias_rows_kernel, (unsigned)ceil_div64(n_rows, BIAS_WARPS), BIAS_WARPS * 32, 0, s, bias, q, n_rows, n_heads, group, d, scale);
 }

@@ -50,10 +50,10 @@ template <int D> __global__ void __launch_bounds__(COLUMN_THREADS) attn_column_s
 template <int D> static int launch(struct stream *s, const struct column_args &a)
 {
     const size_t shared = sizeof(struct columns_shared<D>);
-    const int r = cuda_error(cudaFuncSetAttribute((const void *)attn_column_sums_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    const int r = submit_shared_bytes(s, attn_column_sums_kernel<D>, shared);
     if (r < 0)
         return r;
-    return cuda_error(LAUNCH((attn_column_sums_kernel<D>), dim3((unsigned)ceil_div64(a.p.pos0 + a.p.n_q, COLUMN_KEYS), (unsigned)a.p.n_kv_heads), COLUMN_THREADS, shared, s->cuda, a));
+    return LAUNCH((attn_column_sums_kernel<D>), dim3((unsigned)ceil_div64(a.p.pos0 + a.p.n_q, COLUMN_KEYS), (unsigned)a.p.n_kv_heads), COLUMN_THREADS, shared, s, a);
 }
 
 static int launch_any(struct stream *s, const struct column_args &a)

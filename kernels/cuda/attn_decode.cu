@@ -366,13 +366,12 @@ template <int D> static int launch_parts(struct stream *s, const struct decode_a
     const size_t shared = decode_shared<D>::ELEMENTS * sizeof(uint16_t);
     if (grid.x == 0)
         return 0;
-    const void *function = pages ? (const void *)decode_pages_kernel<D> : (const void *)decode_rows_kernel<D>;
-    const int r = cuda_error(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    const int r = submit_shared_bytes(s, pages ? decode_pages_kernel<D> : decode_rows_kernel<D>, shared);
     if (r < 0)
         return r;
     if (pages)
-        return cuda_error(LAUNCH((decode_pages_kernel<D>), grid, DECODE_THREADS, shared, s->cuda, a));
-    return cuda_error(LAUNCH((decode_rows_kernel<D>), grid, DECODE_THREADS, shared, s->cuda, a));
+        return LAUNCH((decode_pages_kernel<D>), grid, DECODE_THREADS, shared, s, a);
+    return LAUNCH((decode_rows_kernel<D>), grid, DECODE_THREADS, shared, s, a);
 }
 
 /* Rows: a grid of [parts, items]; pages: of parts of all items in a row. */
@@ -394,7 +393,7 @@ static int launch_scores(struct stream *s, const struct decode_args &a, int n_it
         return 0;
     if (a.scorer == PAGE_SCORER_INDEX2)
         return index_score_launch(s, a, index_tiles_at(tiles, n_items), n_tiles, x.scored_subpages);
-    return cuda_error(LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_subpages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s->cuda, a));
+    return LAUNCH(decode_score_kernel, dim3((unsigned)ceil_div64(x.scored_subpages, SCORE_WARPS), (unsigned)n_items), SCORE_WARPS * 32, 0, s, a);
 }
 
 /* A round of the page cache: parts first .. first + n - 1. Asks for their pages. */
@@ -405,7 +404,7 @@ static int lookup_round(struct device_page_cache *c, struct decode_args a, int r
     a.first_part = first;
     int r = page_cache_begin_round(c, round, n_pages, &args);
     if (r == 0)
-        r = cuda_error(LAUNCH(decode_requests_kernel, blocks_for(n_pages), BLOCK_THREADS, 0, c->gather, a, args, (unsigned)n_pages));
+        r = LAUNCH(decode_requests_kernel, blocks_for(n_pages), BLOCK_THREADS, 0, c->gather, a, args, (unsigned)n_pages);
     return r == 0 ? page_cache_fetch_round(c, &args, round, n_pages) : r;
 }
 
@@ -448,17 +447,17 @@ static int launch_pages(struct stream *s, struct device_page_cache *c, const str
 
 static int launch_all(struct stream *s, struct device_page_cache *cache, const struct decode_args &a, int n_items, const struct decode_extent &x, const void *tiles, int n_tiles)
 {
-    int r = a.bias.first ? cuda_error(LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s->cuda, a)) : 0;
+    int r = a.bias.first ? LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s, a) : 0;
     if (r == 0)
         r = launch_parts_any(s, a, dim3((unsigned)x.row_parts, (unsigned)n_items), false);
     if (r == 0)
         r = launch_scores(s, a, n_items, x, tiles, n_tiles);
     if (r == 0 && x.page_parts > 0)
-        r = cuda_error(LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s->cuda, a));
+        r = LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s, a);
     if (r == 0)
         r = launch_pages(s, cache, a, n_items);
     if (r == 0)
-        r = cuda_error(LAUNCH(decode_merge_kernel, dim3((unsigned)a.group, (unsigned)n_items), (unsigned)(a.head_dim + 31) / 32 * 32, 0, s->cuda, a));
+        r = LAUNCH(decode_merge_kernel, dim3((unsigned)a.group, (unsigned)n_items), (unsigned)(a.head_dim + 31) / 32 * 32, 0, s, a);
     return r;
 }
 
@@ -472,7 +471,7 @@ static int return_counts(struct stream *s, struct attn_decode_params *p, const s
     for (int i = 0; r == 0 && i < p->n_items; i++)
         if (p->items[i].ret_chosen && items[i].n_now) {
             any = true;
-            r = cuda_error(cudaMemcpyAsync(counts + i, items[i].n_now, sizeof *counts, cudaMemcpyDeviceToHost, s->cuda));
+            r = submit_copy(s, counts + i, items[i].n_now, sizeof *counts);
         }
     if (r == 0 && any)
         r = stream_wait_idle(s);
@@ -492,7 +491,7 @@ static int return_chosen(struct stream *s, struct attn_decode_params *p, const s
         if (!item->ret_chosen || item->ret_n_chosen == 0)
             continue;
         wait = true;
-        r = cuda_error(cudaMemcpyAsync(item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)item->ret_n_chosen, cudaMemcpyDeviceToHost, s->cuda));
+        r = submit_copy(s, item->ret_chosen, items[i].chosen, sizeof(int32_t) * (size_t)item->ret_n_chosen);
     }
     return r == 0 && wait ? stream_wait_idle(s) : r;
 }
@@ -562,7 +561,7 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     if (p->bias)
         a.bias = *p->bias;
     const int n_tiles = index_tiles_make(items, p->n_items, p->group, (uint8_t *)host + item_bytes);
-    r = cuda_error(cudaMemcpyAsync(device, host, list_bytes, cudaMemcpyHostToDevice, s->cuda));
+    r = stream_args_send(s, device, host, list_bytes);
     if (r == 0)
         r = launch_all(s, p->page_cache, a, p->n_items, extent, (const uint8_t *)device + item_bytes, n_tiles);
     if (r == 0)

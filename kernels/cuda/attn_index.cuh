@@ -218,10 +218,10 @@ static inline int index_score_launch(struct stream *s, const struct decode_args 
 {
     const dim3 grid((unsigned)ceil_div64(n_subpages, TILE_PAGES), (unsigned)n_tiles);
     switch (a.head_dim) {
-    case 32: return cuda_error(LAUNCH((index_score_kernel<32>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
-    case 64: return cuda_error(LAUNCH((index_score_kernel<64>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
-    case 96: return cuda_error(LAUNCH((index_score_kernel<96>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
-    case 128: return cuda_error(LAUNCH((index_score_kernel<128>), grid, TILE_WARPS * 32, 0, s->cuda, a, t));
+    case 32: return LAUNCH((index_score_kernel<32>), grid, TILE_WARPS * 32, 0, s, a, t);
+    case 64: return LAUNCH((index_score_kernel<64>), grid, TILE_WARPS * 32, 0, s, a, t);
+    case 96: return LAUNCH((index_score_kernel<96>), grid, TILE_WARPS * 32, 0, s, a, t);
+    case 128: return LAUNCH((index_score_kernel<128>), grid, TILE_WARPS * 32, 0, s, a, t);
     default: return -ENOTSUP;
     }
 }

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(MERGE_WARPS * 32) attn_merge_kernel(const stru
 
 int attn_merge(struct stream *s, const struct attn_merge_params *p)
 {
-    return cuda_error(LAUNCH(attn_merge_kernel, (unsigned)ceil_div64(p->n_rows, MERGE_WARPS), MERGE_WARPS * 32, 0, s->cuda, *p));
+    return LAUNCH(attn_merge_kernel, (unsigned)ceil_div64(p->n_rows, MERGE_WARPS), MERGE_WARPS * 32, 0, s, *p);
 }
 
 __global__ void attn_round_kernel(const float *q, int64_t n, bf16_t *out)
@@ -54,5 +54,5 @@ __global__ void attn_round_kernel(const float *q, int64_t n, bf16_t *out)
 
 int attn_round_queries(struct stream *s, const float *q, int64_t n, bf16_t *out)
 {
-    return cuda_error(LAUNCH(attn_round_kernel, blocks_for(n), BLOCK_THREADS, 0, s->cuda, q, n, out));
+    return LAUNCH(attn_round_kernel, blocks_for(n), BLOCK_THREADS, 0, s, q, n, out);
 }

@@ -144,13 +144,13 @@ template <int D> __global__ void __launch_bounds__(PREFILL_THREADS) attn_prefill
 template <int D> static int launch_prefill(struct stream *s, const struct prefill_args &a)
 {
     const size_t shared = (size_t)(PREFILL_ROWS + 4 * PREFILL_KEYS) * (D + 8) * sizeof(uint16_t);
-    const int r = cuda_error(cudaFuncSetAttribute((const void *)attn_prefill_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    const int r = submit_shared_bytes(s, attn_prefill_kernel<D>, shared);
     if (r < 0)
         return r;
     const int64_t n_blocks = (a.last_tile - a.first_tile + 1) * a.p.n_kv_heads;
     if (n_blocks > INT32_MAX)
         return -ENOTSUP;
-    return cuda_error(LAUNCH((attn_prefill_kernel<D>), dim3((unsigned)n_blocks, (unsigned)a.n_splits), PREFILL_THREADS, shared, s->cuda, a));
+    return LAUNCH((attn_prefill_kernel<D>), dim3((unsigned)n_blocks, (unsigned)a.n_splits), PREFILL_THREADS, shared, s, a);
 }
 
 static int launch_any(struct stream *s, const struct prefill_args &a)
@@ -246,7 +246,8 @@ static int prefix_forward(struct stream *s, const struct prefill_args &a, struct
         return r;
     x->run.lengths = (const int32_t *)device;
     x->run.stream = s->cuda;
-    return cudnn_attention_forward(s->device->cudnn, &x->shape, &x->run);
+    r = submit_directly(s);
+    return r < 0 ? r : cudnn_attention_forward(s->device->cudnn, &x->shape, &x->run);
 }
 
 static int merge_parts(struct stream *s, const struct prefill_args &a, const struct prefill_prefix *prefix)

@@ -18,5 +18,5 @@ extern "C" int cuda_block_decode(struct stream *s, const struct block_params *bl
     const int r = block_jobs(s, blocks, n, &jobs);
     if (r < 0)
         return r;
-    return cuda_error(LAUNCH(block_decode_kernel, dim3(BLOCK_SUBPAGES, blocks->layout->n_kv_heads, (unsigned)n), 128, 0, s->cuda, *blocks->layout, jobs));
+    return LAUNCH(block_decode_kernel, dim3(BLOCK_SUBPAGES, blocks->layout->n_kv_heads, (unsigned)n), 128, 0, s, *blocks->layout, jobs);
 }

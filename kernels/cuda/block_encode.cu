@@ -169,5 +169,5 @@ extern "C" int cuda_block_encode(struct stream *s, const struct block_params *bl
     const int r = block_jobs(s, blocks, n, &jobs);
     if (r < 0)
         return r;
-    return cuda_error(LAUNCH(block_encode_kernel, dim3(BLOCK_SUBPAGES, blocks->layout->n_kv_heads, (unsigned)n), ENCODE_THREADS, 0, s->cuda, *blocks->layout, jobs, attended, bad));
+    return LAUNCH(block_encode_kernel, dim3(BLOCK_SUBPAGES, blocks->layout->n_kv_heads, (unsigned)n), ENCODE_THREADS, 0, s, *blocks->layout, jobs, attended, bad);
 }

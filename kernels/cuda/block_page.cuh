@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/submit.cuh"
 #include <errno.h>
 
 /* A block_params for device code; an op's array of them goes through the stream's ring. */
@@ -30,7 +31,7 @@ static inline int block_jobs(struct stream *s, const struct block_params *blocks
         const struct block_job job = {p->slice, p->k, p->v, apart ? p->exact_k : p->k, apart ? p->exact_v : p->v, p->head_stride, apart ? p->exact_stride : p->head_stride, p->first};
         jobs[i] = job;
     }
-    r = cuda_error(cudaMemcpyAsync(device, host, sizeof(struct block_job) * (size_t)n, cudaMemcpyHostToDevice, s->cuda));
+    r = stream_args_send(s, device, host, sizeof(struct block_job) * (size_t)n);
     if (r == 0)
         *ret_jobs = (const struct block_job *)device;
     return r;

@@ -2,6 +2,7 @@
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/nccl_collective.h"
+#include "kernels/cuda/submit.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdio.h>
@@ -286,6 +287,8 @@ static void stream_free(struct stream *s)
     }
     if (s->device->fixed_owner == s)
         s->device->fixed_owner = NULL;
+    if (s->device->blas_stream == s->cuda)
+        s->device->blas_stream = NULL;
     cudaFreeHost(s->args_host);
     cuda_arena_free(&s->device->arena, s->args_device);
     free(s);
@@ -334,6 +337,16 @@ static int copy_stream_create(struct device *device, struct stream **ret_stream)
     return r < 0 ? r : stream_open(device, greatest, ret_stream);
 }
 
+int stream_side_open(struct stream *main, struct stream **ret_side)
+{
+    return copy_stream_create(main->device, ret_side);
+}
+
+void stream_side_close(struct stream *side)
+{
+    stream_free(side);
+}
+
 int stream_wait_idle(struct stream *s)
 {
     return device_wait_stream(s->device, s->cuda);
@@ -362,6 +375,11 @@ int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret
     return 0;
 }
 
+int stream_args_send(struct stream *s, void *device, const void *host, size_t bytes)
+{
+    return submit_copy(s, device, host, bytes);
+}
+
 int stream_args(struct stream *s, const void *src, size_t bytes, const void **ret_device)
 {
     void *host, *device;
@@ -369,7 +387,7 @@ int stream_args(struct stream *s, const void *src, size_t bytes, const void **re
     if (r < 0)
         return r;
     memcpy(host, src, bytes);
-    r = cuda_error(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, s->cuda));
+    r = stream_args_send(s, device, host, bytes);
     if (r == 0)
         *ret_device = device;
     return r;
@@ -416,9 +434,9 @@ int stream_fixed(struct stream *s, void **ret_memory)
     struct device *device = s->device;
     int r = 0;
     if (device->fixed_owner && device->fixed_owner != s) {
-        r = cuda_error(cudaEventRecord(device->fixed_event, device->fixed_owner->cuda));
+        r = submit_record(device->fixed_owner, device->fixed_event);
         if (r == 0)
-            r = cuda_error(cudaStreamWaitEvent(s->cuda, device->fixed_event, 0));
+            r = submit_wait(s, device->fixed_event);
     }
     if (r < 0)
         return r;
@@ -454,13 +472,13 @@ static void event_free(struct device_event *event)
 static int event_record(struct device_event *event, struct stream *stream)
 {
     ASSERT(event->device == stream->device);
-    return cuda_error(cudaEventRecord(event->cuda, stream->cuda));
+    return submit_record(stream, event->cuda);
 }
 
 static int stream_wait(struct stream *stream, struct device_event *event)
 {
     ASSERT(event->device == stream->device);
-    return cuda_error(cudaStreamWaitEvent(stream->cuda, event->cuda, 0));
+    return submit_wait(stream, event->cuda);
 }
 
 static int event_query(struct device_event *event)
@@ -507,7 +525,7 @@ static int stream_copy(struct stream *stream, void *dst, const void *src, size_t
     for (size_t at = 0, n; r == 0 && at < bytes; at += n) {
         const size_t to = registered_left(stream->device, (uint8_t *)dst + at), from = registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
         n = bytes - at < most ? bytes - at : most;
-        r = cuda_error(cudaMemcpyAsync((uint8_t *)dst + at, (const uint8_t *)src + at, n, cudaMemcpyDefault, stream->cuda));
+        r = submit_copy(stream, (uint8_t *)dst + at, (const uint8_t *)src + at, n);
     }
     return r;
 }
@@ -519,7 +537,7 @@ static int stream_copy_rows(struct stream *stream, void *dst, size_t dst_pitch, 
         return 0;
     const size_t dst_span = (n_rows - 1) * dst_pitch + width, src_span = (n_rows - 1) * src_pitch + width;
     if (registered_left(stream->device, dst) >= dst_span && registered_left(stream->device, src) >= src_span && !is_pageable(dst))
-        return cuda_error(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, n_rows, cudaMemcpyDefault, stream->cuda));
+        return submit_copy_rows(stream, dst, dst_pitch, src, src_pitch, width, n_rows);
     for (size_t i = 0; r == 0 && i < n_rows; i++)
         r = stream_copy(stream, (uint8_t *)dst + i * dst_pitch, (const uint8_t *)src + i * src_pitch, width);
     return r;

@@ -24,6 +24,7 @@ struct device {
     struct cudaDeviceProp properties;
     int ordinal;
     cublasHandle_t blas;
+    cudaStream_t blas_stream; /* that the handle has been given, with the workspace; NULL: none */
     void *fixed_scratch, *blas_workspace;
     struct stream *fixed_owner;  /* who used fixed_scratch last; NULL: nobody that is still there */
     cudaEvent_t fixed_event;
@@ -58,8 +59,12 @@ int cublas_error(cublasStatus_t status);
 /* Copies a small array of the host into the ring; ret_device is its address there, 16-byte aligned, valid for what the op submits that uses at most three. -ENOTSUP beyond
  * CUDA_ARGS_MAX_BYTES. */
 int stream_args(struct stream *s, const void *src, size_t bytes, const void **ret_device);
-/* Room in the ring on both sides: for results that come back. */
+/* Room in the ring on both sides: for what the caller fills in and sends, and for results that come back. */
 int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device);
+int stream_args_send(struct stream *s, void *device, const void *host, size_t bytes);
+/* A stream beside `main`, of the highest priority, whose ops submit to it as a part of their work; it has no ring and no scratch. Closing waits for it; NULL is fine. */
+int stream_side_open(struct stream *main, struct stream **ret_side);
+void stream_side_close(struct stream *side);
 /* Waits for everything submitted. */
 int stream_wait_idle(struct stream *s);
 /* The same for a CUDA stream that is none of the project's. Every wait of the host goes through these two, for a collective whose peer is gone never ends by itself (nccl_collective.h). */

@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/submit.cuh"
 
 enum { BLOCK_THREADS = 256 };
 

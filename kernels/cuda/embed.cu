@@ -43,7 +43,7 @@ extern "C" int cuda_embed(struct stream *s, const struct weight *w, const int32_
     const int r = check_ids(s, w, ids, n, &ids_device);
     if (r < 0 || n == 0)
         return r;
-    return cuda_error(LAUNCH(embed_kernel, blocks_for(n * w->n_cols), BLOCK_THREADS, 0, s->cuda, (const bf16_t *)w->packed, cuda_weight_ld(w->n_cols), ids_device, n, w->n_cols, y));
+    return LAUNCH(embed_kernel, blocks_for(n * w->n_cols), BLOCK_THREADS, 0, s, (const bf16_t *)w->packed, cuda_weight_ld(w->n_cols), ids_device, n, w->n_cols, y);
 }
 
 extern "C" int cuda_stored_embed(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y)
@@ -54,6 +54,6 @@ extern "C" int cuda_stored_embed(struct stream *s, const struct weight *w, const
     const int r = check_ids(s, w, ids, n, &ids_device);
     if (r < 0 || n == 0)
         return r;
-    return cuda_error(LAUNCH(embed_stored_kernel, blocks_for(n * w->n_cols), BLOCK_THREADS, 0, s->cuda, w->dtype, weight_file_block_of(w->dtype), (const uint8_t *)w->packed, ids_device, n,
-                             w->n_cols, y));
+    return LAUNCH(embed_stored_kernel, blocks_for(n * w->n_cols), BLOCK_THREADS, 0, s, w->dtype, weight_file_block_of(w->dtype), (const uint8_t *)w->packed, ids_device, n,
+                             w->n_cols, y);
 }

@@ -25,10 +25,10 @@ __global__ void unpack_columns_kernel(const struct gather_columns g, const float
 
 extern "C" int cuda_pack_columns(struct stream *s, const struct gather_columns *g, float *parts)
 {
-    return cuda_error(LAUNCH(pack_columns_kernel, blocks_for(g->n_rows * g->width), BLOCK_THREADS, 0, s->cuda, *g, parts));
+    return LAUNCH(pack_columns_kernel, blocks_for(g->n_rows * g->width), BLOCK_THREADS, 0, s, *g, parts);
 }
 
 extern "C" int cuda_unpack_columns(struct stream *s, const struct gather_columns *g, const float *parts)
 {
-    return cuda_error(LAUNCH(unpack_columns_kernel, blocks_for(g->n_ranks * g->n_rows * g->width), BLOCK_THREADS, 0, s->cuda, *g, parts));
+    return LAUNCH(unpack_columns_kernel, blocks_for(g->n_ranks * g->n_rows * g->width), BLOCK_THREADS, 0, s, *g, parts);
 }

@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather_pages_kernel(const stru
         copy_page(a.copies[i], (int)lane);
 }
 
-int gather_pages(const struct page_cache_args *args, int n, cudaStream_t stream)
+int gather_pages(const struct page_cache_args *args, int n, struct stream *stream)
 {
     /* No more blocks than pages could keep busy. */
     const int64_t blocks = ceil_div64(n, GATHER_THREADS / 32);
-    return cuda_error(LAUNCH(gather_pages_kernel, (unsigned)(blocks < (int64_t)GATHER_BLOCKS ? blocks : (int64_t)GATHER_BLOCKS), GATHER_THREADS, 0, stream, *args));
+    return LAUNCH(gather_pages_kernel, (unsigned)(blocks < (int64_t)GATHER_BLOCKS ? blocks : (int64_t)GATHER_BLOCKS), GATHER_THREADS, 0, stream, *args);
 }

@@ -30,6 +30,6 @@ extern "C" int cuda_gather_rows(struct stream *s, const bf16_t *k, const bf16_t 
     const int64_t blocks = ceil_div64(n, GATHER_WARPS);
     const unsigned grid = (unsigned)(blocks < 1 << 16 ? blocks : 1 << 16);
     if (head_dim % 8 == 0 && on_16_bytes(k) && on_16_bytes(v) && on_16_bytes(dst_k) && on_16_bytes(dst_v))
-        return cuda_error(LAUNCH(gather_rows_kernel<uint4>, grid, GATHER_WARPS * 32, 0, s->cuda, (const uint4 *)k, (const uint4 *)v, indices, n, head_dim / 8, (uint4 *)dst_k, (uint4 *)dst_v));
-    return cuda_error(LAUNCH(gather_rows_kernel<bf16_t>, grid, GATHER_WARPS * 32, 0, s->cuda, k, v, indices, n, head_dim, dst_k, dst_v));
+        return LAUNCH(gather_rows_kernel<uint4>, grid, GATHER_WARPS * 32, 0, s, (const uint4 *)k, (const uint4 *)v, indices, n, head_dim / 8, (uint4 *)dst_k, (uint4 *)dst_v);
+    return LAUNCH(gather_rows_kernel<bf16_t>, grid, GATHER_WARPS * 32, 0, s, k, v, indices, n, head_dim, dst_k, dst_v);
 }

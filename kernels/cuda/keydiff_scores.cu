@@ -100,10 +100,10 @@ extern "C" int cuda_keydiff_scores(struct stream *s, const struct keydiff_params
     float *parts = (float *)scratch;
     const struct keydiff_args a = {*p, n_segments, parts, parts + p->n_kv_heads * n_segments * p->head_dim};
     const unsigned heads = (unsigned)p->n_kv_heads;
-    r = cuda_error(LAUNCH(keydiff_parts_kernel, dim3((unsigned)n_segments, heads), KEYDIFF_WARPS * 32, 0, s->cuda, a));
+    r = LAUNCH(keydiff_parts_kernel, dim3((unsigned)n_segments, heads), KEYDIFF_WARPS * 32, 0, s, a);
     if (r == 0)
-        r = cuda_error(LAUNCH(keydiff_anchor_kernel, heads, KEYDIFF_MAX_DIM, 0, s->cuda, a));
+        r = LAUNCH(keydiff_anchor_kernel, heads, KEYDIFF_MAX_DIM, 0, s, a);
     if (r == 0)
-        r = cuda_error(LAUNCH(keydiff_scores_kernel, dim3((unsigned)ceil_div64(p->last - p->first, KEYDIFF_WARPS), heads), KEYDIFF_WARPS * 32, 0, s->cuda, a));
+        r = LAUNCH(keydiff_scores_kernel, dim3((unsigned)ceil_div64(p->last - p->first, KEYDIFF_WARPS), heads), KEYDIFF_WARPS * 32, 0, s, a);
     return r;
 }

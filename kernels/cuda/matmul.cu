@@ -34,13 +34,10 @@ __global__ void matmul_add_kernel(float *y, int64_t n, int64_t n_cols, int64_t l
 
 enum { HALF_BYTES = CUDA_FIXED_SCRATCH_BYTES / 2 }; /* of the fixed scratch: x, then expanded weights */
 
-/* y [n, rows] row-major is [rows, n] column-major: y' = W x'. */
 static int gemm(struct stream *s, const bf16_t *x, int64_t n, const bf16_t *w, int64_t n_rows, int64_t n_cols, float add, float *y, int64_t ld_y)
 {
-    const int64_t ld = cuda_weight_ld(n_cols);
-    const float one = 1;
-    return cublas_error(cublasGemmEx(s->device->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)n_rows, (int)n, (int)n_cols, &one, w, CUDA_R_16BF, (int)ld, x, CUDA_R_16BF, (int)ld, &add, y, CUDA_R_32F,
-                                     (int)ld_y, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    const struct gemm_shape g = {x, w, n, n_rows, n_cols, cuda_weight_ld(n_cols), add, y, ld_y};
+    return submit_gemm(s, &g);
 }
 
 static int gemm_stored(struct stream *s, const bf16_t *x, int64_t n, const struct weight *w, float add, float *y, int64_t ld_y)
@@ -67,7 +64,7 @@ static int matmul_lot(struct stream *s, const bf16_t *x, int64_t row, int64_t n,
     const float *residual = out->residual && add == 0 ? out->residual + row * out->ld_y : nullptr;
     int r = stored && cuda_weight_stays(w->dtype) ? gemm_stored(s, x, n, w, add, y, out->ld_y) : gemm(s, x, n, (const bf16_t *)w->packed, w->n_rows, w->n_cols, add, y, out->ld_y);
     if (r == 0 && (out->bias || residual))
-        r = cuda_error(LAUNCH(matmul_add_kernel, blocks_for(n * w->n_rows), BLOCK_THREADS, 0, s->cuda, y, n, w->n_rows, out->ld_y, out->bias, residual));
+        r = LAUNCH(matmul_add_kernel, blocks_for(n * w->n_rows), BLOCK_THREADS, 0, s, y, n, w->n_rows, out->ld_y, out->bias, residual);
     return r;
 }
 
@@ -93,13 +90,9 @@ static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, con
         return r;
     const int64_t n_cols = outs[0].w->n_cols, ld = cuda_weight_ld(n_cols), lot = HALF_BYTES / (ld * (int64_t)sizeof(bf16_t));
     r = stream_fixed(s, &scratch);
-    if (r == 0)
-        r = cublas_error(cublasSetStream(s->device->blas, s->cuda));
-    if (r == 0) /* a new stream takes the workspace away */
-        r = cublas_error(cublasSetWorkspace(s->device->blas, s->device->blas_workspace, CUDA_BLAS_WORKSPACE_BYTES));
     for (int64_t row = 0; r == 0 && row < n; row += lot) {
         const int64_t rows = n - row < lot ? n - row : lot;
-        r = cuda_error(LAUNCH(matmul_round_kernel, blocks_for(rows * ld), BLOCK_THREADS, 0, s->cuda, x + row * ld_x, rows, n_cols, ld_x, ld, (bf16_t *)scratch));
+        r = LAUNCH(matmul_round_kernel, blocks_for(rows * ld), BLOCK_THREADS, 0, s, x + row * ld_x, rows, n_cols, ld_x, ld, (bf16_t *)scratch);
         for (int i = 0; r == 0 && i < n_outs; i++)
             r = matmul_lot(s, (const bf16_t *)scratch, row, rows, &outs[i], stored);
     }

@@ -6,6 +6,7 @@
 #include "kernels/cuda/nccl_collective.h"
 #include "kernels/cuda/gather_columns.cuh"
 #include "kernels/cuda/nccl_api.h"
+#include "kernels/cuda/submit.h"
 #include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include <assert.h>
@@ -242,6 +243,9 @@ static int nccl_open(const struct collective_config *config, struct collective *
 static int begin(struct collective *c, struct stream *s)
 {
     bool busy;
+    int r = submit_directly(s);
+    if (r < 0)
+        return r;
     c->last = s;
     return check(c, &busy);
 }

@@ -192,8 +192,8 @@ int page_cache_round_pages(const struct device_page_cache *c, int64_t n_call)
 /* What the compute stream has submitted comes first on the gather stream, too. */
 static int follow_stream(struct device_page_cache *c)
 {
-    const int r = cuda_error(cudaEventRecord(c->chosen, c->stream->cuda));
-    return r == 0 ? cuda_error(cudaStreamWaitEvent(c->gather, c->chosen, 0)) : r;
+    const int r = submit_record(c->stream, c->chosen);
+    return r == 0 ? submit_wait(c->gather, c->chosen) : r;
 }
 
 int page_cache_begin_round(struct device_page_cache *c, int round, int n, struct page_cache_args *ret_args)
@@ -208,42 +208,42 @@ int page_cache_begin_round(struct device_page_cache *c, int round, int n, struct
         a.mask /= 2;
     *ret_args = a;
     /* The table is this stream's alone, so clearing it waits for nothing. */
-    int r = cuda_error(LAUNCH(page_cache_clear_kernel, blocks_for((int64_t)a.mask + 1), BLOCK_THREADS, 0, c->gather, a));
+    int r = LAUNCH(page_cache_clear_kernel, blocks_for((int64_t)a.mask + 1), BLOCK_THREADS, 0, c->gather, a);
     if (r < 0)
         return r;
     if (round == 0) /* what is chosen is known then, and the pages of the calls before have been attended */
         r = follow_stream(c);
     else if (round >= PAGE_ROUNDS)
-        r = cuda_error(cudaStreamWaitEvent(c->gather, c->attended[side], 0));
+        r = submit_wait(c->gather, c->attended[side]);
     return r;
 }
 
 int page_cache_fetch_round(struct device_page_cache *c, const struct page_cache_args *args, int round, int n)
 {
     const int64_t blocks = ceil_div64(n, RESOLVE_WARPS);
-    int r = cuda_error(LAUNCH(page_cache_resolve_kernel, (unsigned)(blocks < (int64_t)RESOLVE_BLOCKS_MAX ? blocks : (int64_t)RESOLVE_BLOCKS_MAX), RESOLVE_WARPS * 32, 0, c->gather, *args));
+    int r = LAUNCH(page_cache_resolve_kernel, (unsigned)(blocks < (int64_t)RESOLVE_BLOCKS_MAX ? blocks : (int64_t)RESOLVE_BLOCKS_MAX), RESOLVE_WARPS * 32, 0, c->gather, *args);
     if (r == 0)
-        r = cuda_error(LAUNCH(page_cache_answer_kernel, blocks_for(n), BLOCK_THREADS, 0, c->gather, *args, (unsigned)n));
+        r = LAUNCH(page_cache_answer_kernel, blocks_for(n), BLOCK_THREADS, 0, c->gather, *args, (unsigned)n);
     if (r == 0)
-        r = cuda_error(cudaEventRecord(c->answered[round % PAGE_ROUNDS], c->gather));
+        r = submit_record(c->gather, c->answered[round % PAGE_ROUNDS]);
     if (r == 0)
         r = gather_pages(args, n, c->gather);
-    return r == 0 ? cuda_error(cudaEventRecord(c->fetched[round % PAGE_ROUNDS], c->gather)) : r;
+    return r == 0 ? submit_record(c->gather, c->fetched[round % PAGE_ROUNDS]) : r;
 }
 
 int page_cache_wait_answers(struct device_page_cache *c, int round)
 {
-    return cuda_error(cudaStreamWaitEvent(c->stream->cuda, c->answered[round % PAGE_ROUNDS], 0));
+    return submit_wait(c->stream, c->answered[round % PAGE_ROUNDS]);
 }
 
 int page_cache_wait(struct device_page_cache *c, int round)
 {
-    return cuda_error(cudaStreamWaitEvent(c->stream->cuda, c->fetched[round % PAGE_ROUNDS], 0));
+    return submit_wait(c->stream, c->fetched[round % PAGE_ROUNDS]);
 }
 
 int page_cache_end_round(struct device_page_cache *c, int round)
 {
-    return cuda_error(cudaEventRecord(c->attended[round % PAGE_ROUNDS], c->stream->cuda));
+    return submit_record(c->stream, c->attended[round % PAGE_ROUNDS]);
 }
 
 /* ---- the cache ---- */
@@ -305,9 +305,7 @@ extern "C" size_t cuda_page_cache_bytes(const struct device_page_cache_config *c
 
 static int streams_create(struct device_page_cache *c)
 {
-    int least = 0, greatest = 0, r = cuda_error(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    if (r == 0) /* copies that wait behind the compute stream's blocks would come too late */
-        r = cuda_error(cudaStreamCreateWithPriority(&c->gather, cudaStreamNonBlocking, greatest));
+    int r = stream_side_open(c->stream, &c->gather); /* of high priority: copies that wait behind the compute stream's blocks would come too late */
     if (r == 0)
         r = cuda_error(cudaEventCreateWithFlags(&c->chosen, cudaEventDisableTiming));
     for (int i = 0; r == 0 && i < PAGE_ROUNDS; i++) {
@@ -324,10 +322,7 @@ extern "C" void cuda_page_cache_close(struct device_page_cache *c)
 {
     if (!c)
         return;
-    if (c->gather) {
-        device_wait_stream(c->stream->device, c->gather);
-        cudaStreamDestroy(c->gather);
-    }
+    stream_side_close(c->gather);
     if (c->chosen)
         cudaEventDestroy(c->chosen);
     for (int i = 0; i < PAGE_ROUNDS; i++) {
@@ -365,7 +360,7 @@ extern "C" int cuda_page_cache_open(struct stream *s, const struct device_page_c
     c->host->epoch = 2; /* so that a slot with the stamp 0 is not pinned */
     r = follow_stream(c);
     if (r == 0)
-        r = cuda_error(cudaMemcpyAsync(c->args.state, c->host, sizeof *c->host, cudaMemcpyHostToDevice, c->gather));
+        r = submit_copy(c->gather, c->args.state, c->host, sizeof *c->host);
     if (r < 0) {
         cuda_page_cache_close(c);
         return r;
@@ -377,8 +372,8 @@ extern "C" int cuda_page_cache_open(struct stream *s, const struct device_page_c
 /* What the device's state is, when its lookups are done. */
 static int state_read(struct device_page_cache *c)
 {
-    const int r = cuda_error(cudaMemcpyAsync(c->host, c->args.state, sizeof *c->host, cudaMemcpyDeviceToHost, c->gather));
-    return r == 0 ? device_wait_stream(c->stream->device, c->gather) : r;
+    const int r = submit_copy(c->gather, c->host, c->args.state, sizeof *c->host);
+    return r == 0 ? stream_wait_idle(c->gather) : r;
 }
 
 extern "C" int cuda_page_cache_resize(struct device_page_cache *c, void *const *extents, int n_extents)
@@ -394,13 +389,13 @@ extern "C" int cuda_page_cache_resize(struct device_page_cache *c, void *const *
         memset(c->host->n_filled[i], 0, sizeof c->host->n_filled[i]);
         c->host->extents[i] = i < n_extents ? (uint8_t *)extents[i] : nullptr;
         if (i < n_extents)
-            r = cuda_error(cudaMemsetAsync(extents[i], 0, c->args.shape.slots[PAGE_CLASS_PAGE], c->gather));
+            r = submit_fill(c->gather, extents[i], 0, c->args.shape.slots[PAGE_CLASS_PAGE]);
     }
     c->host->n_extents = (uint32_t)n_extents;
     if (r == 0)
-        r = cuda_error(cudaMemcpyAsync(c->args.state, c->host, sizeof *c->host, cudaMemcpyHostToDevice, c->gather));
+        r = submit_copy(c->gather, c->args.state, c->host, sizeof *c->host);
     if (r == 0)
-        r = device_wait_stream(c->stream->device, c->gather);
+        r = stream_wait_idle(c->gather);
     if (r < 0)
         return r;
     c->n_extents = (uint32_t)n_extents;
@@ -442,7 +437,7 @@ extern "C" int cuda_page_cache_fetch(struct device_page_cache *c, const struct f
     if (r < 0)
         return r;
     a.pages = ret_pages;
-    r = cuda_error(LAUNCH(page_cache_requests_kernel, blocks_for(n), BLOCK_THREADS, 0, c->gather, a, pages, (unsigned)n));
+    r = LAUNCH(page_cache_requests_kernel, blocks_for(n), BLOCK_THREADS, 0, c->gather, a, pages, (unsigned)n);
     if (r == 0)
         r = page_cache_fetch_round(c, &a, 0, n);
     if (r == 0)

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/submit.cuh"
 #include "kernels/cuda/page_cache_shape.h"
 
 enum { PAGE_ROUNDS = 2 /* in flight: one is looked up while the pages of the other are attended */ };
@@ -89,8 +90,7 @@ DEVICE void page_requests_count(const struct page_cache_args &a, bool counts)
 
 /* ---- host ---- */
 struct device_page_cache {
-    struct stream *stream;
-    cudaStream_t gather;
+    struct stream *stream, *gather;
     cudaEvent_t chosen, answered[PAGE_ROUNDS], fetched[PAGE_ROUNDS], attended[PAGE_ROUNDS];
     struct page_cache_args args;   /* but for entries and pages, which each round has its own of */
     unsigned *entries[PAGE_ROUNDS];
@@ -116,4 +116,4 @@ int page_cache_wait(struct device_page_cache *c, int round);
 int page_cache_end_round(struct device_page_cache *c, int round);
 
 /* Copies what is missing, of n requests (gather_pages.cu). */
-int gather_pages(const struct page_cache_args *args, int n, cudaStream_t stream);
+int gather_pages(const struct page_cache_args *args, int n, struct stream *stream);

@@ -66,5 +66,5 @@ extern "C" int cuda_page_summaries(struct stream *s, const struct page_summary_p
         return -ENOTSUP;
     if (n == 0)
         return 0;
-    return cuda_error(LAUNCH(page_summaries_kernel, (unsigned)n, (p->layout->head_dim + 31) / 32 * 32, 0, s->cuda, *p->layout, p->scorer, p->slow, p->first, p->summaries));
+    return LAUNCH(page_summaries_kernel, (unsigned)n, (p->layout->head_dim + 31) / 32 * 32, 0, s, *p->layout, p->scorer, p->slow, p->first, p->summaries);
 }

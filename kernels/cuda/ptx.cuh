@@ -1,5 +1,5 @@
-/* What the CUDA language lacks, as small functions over inline PTX (sm_80), and the launch macro. Kernels use these instead of PTX and instead of <<<>>>, so that the emulator
- * (a stand-in <cuda_runtime.h> that brings its own versions of all of this) can run the same sources; tests compile them with both.
+/* What the CUDA language lacks, as small functions over inline PTX (sm_80), and the launch macro below LAUNCH (submit.cuh). Kernels use these instead of PTX and instead of <<<>>>, so that
+ * the emulator (a stand-in <cuda_runtime.h> that brings its own versions of all of this) can run the same sources; tests compile them with both.
  * Fragment layouts are those of the PTX ISA. */
 #pragma once
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 /* In front of a loop whose indices must be constants, so that arrays stay in registers. */
 #define UNROLL _Pragma("unroll")
 /* The value is the launch's cudaError_t. */
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) (kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__), cudaGetLastError())
+#define LAUNCH_ON(kernel, grid, block, shared_bytes, stream, ...) (kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 #define DYNAMIC_SHARED(type, name)                              \
     extern __shared__ __align__(128) unsigned char dynamic_shared_[]; \
     type *name = reinterpret_cast<type *>(dynamic_shared_)

@@ -60,6 +60,6 @@ extern "C" int cuda_qkv_finish(struct stream *s, const struct qkv_params *p)
     if (r < 0)
         return r;
     const unsigned threads = (unsigned)(p->head_dim + 31) / 32 * 32;
-    return cuda_error(LAUNCH(qkv_finish_kernel, dim3((unsigned)p->n, (unsigned)(p->n_heads + 2 * p->n_kv_heads)), threads, 0, s->cuda, p->q, p->k, p->v, p->rope, p->style,
-                             (const struct kv_dst *)dst, p->n_heads, p->n_kv_heads, p->head_dim));
+    return LAUNCH(qkv_finish_kernel, dim3((unsigned)p->n, (unsigned)(p->n_heads + 2 * p->n_kv_heads)), threads, 0, s, p->q, p->k, p->v, p->rope, p->style,
+                             (const struct kv_dst *)dst, p->n_heads, p->n_kv_heads, p->head_dim);
 }

@@ -24,5 +24,5 @@ extern "C" int cuda_rmsnorm(struct stream *s, const float *x, const float *gamma
         return -ENOTSUP;
     if (n == 0)
         return 0;
-    return cuda_error(LAUNCH(rmsnorm_kernel, (unsigned)n, BLOCK_THREADS, 0, s->cuda, x, gamma, eps, dim, y));
+    return LAUNCH(rmsnorm_kernel, (unsigned)n, BLOCK_THREADS, 0, s, x, gamma, eps, dim, y);
 }

@@ -27,6 +27,6 @@ extern "C" int cuda_rope_table(struct stream *s, const double *inv_freq, int n_f
         r = stream_args(s, positions, sizeof *positions * (size_t)n, &positions_device);
     if (r < 0)
         return r;
-    return cuda_error(LAUNCH(rope_table_kernel, blocks_for((int64_t)n * n_freq), BLOCK_THREADS, 0, s->cuda, (const double *)freq_device, n_freq, factor,
-                             (const int32_t *)positions_device, n, table));
+    return LAUNCH(rope_table_kernel, blocks_for((int64_t)n * n_freq), BLOCK_THREADS, 0, s, (const double *)freq_device, n_freq, factor,
+                             (const int32_t *)positions_device, n, table);
 }

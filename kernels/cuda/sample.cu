@@ -307,9 +307,9 @@ extern "C" int cuda_sample(struct stream *s, const float *logits, int n_vocab, c
     a.bias = (const struct logit_bias *)bias;
     a.counts = (const struct token_count *)counts;
     a.banned = (const int32_t *)banned;
-    r = cuda_error(LAUNCH(sample_kernel, 1, SAMPLE_THREADS, 0, s->cuda, a, (struct sample_answer *)answer));
+    r = LAUNCH(sample_kernel, 1, SAMPLE_THREADS, 0, s, a, (struct sample_answer *)answer);
     if (r == 0)
-        r = cuda_error(cudaMemcpyAsync(host, answer, sizeof(struct sample_answer), cudaMemcpyDeviceToHost, s->cuda));
+        r = submit_copy(s, host, answer, sizeof(struct sample_answer));
     if (r == 0)
         r = stream_wait_idle(s);
     r = stream_temp_end(s, r);

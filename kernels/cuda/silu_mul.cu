@@ -17,5 +17,5 @@ extern "C" int cuda_silu_mul(struct stream *s, const float *gate, const float *u
         return -EINVAL;
     if (n == 0)
         return 0;
-    return cuda_error(LAUNCH(silu_mul_kernel, blocks_for(n * dim), BLOCK_THREADS, 0, s->cuda, gate, up, n * dim, out));
+    return LAUNCH(silu_mul_kernel, blocks_for(n * dim), BLOCK_THREADS, 0, s, gate, up, n * dim, out);
 }

@@ -8,6 +8,7 @@ set(CUDA_BACKEND_C
   nccl_api.c
   nccl_collective.c
   runtime_library.c
+  submit.c
   ../../proto/base/clock.c
   ../../proto/base/error.c
 )

@@ -21,5 +21,5 @@ extern "C" int cuda_topk(struct stream *s, const float *scores, int n_rows, int6
     if (n_rows == 0 || k == 0)
         return 0;
     const unsigned threads = n >= TOPK_THREADS ? (unsigned)TOPK_THREADS : (unsigned)ceil_div64(n, 32) * 32;
-    return cuda_error(LAUNCH(topk_kernel, (unsigned)n_rows, threads, 0, s->cuda, scores, n, k, indices));
+    return LAUNCH(topk_kernel, (unsigned)n_rows, threads, 0, s, scores, n, k, indices);
 }

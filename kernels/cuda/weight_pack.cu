@@ -31,7 +31,7 @@ extern "C" bool cuda_weight_stays(enum weight_dtype dtype)
 extern "C" int cuda_weight_expand(struct stream *s, enum weight_dtype dtype, const void *src, int64_t n_rows, int64_t n_cols, bf16_t *dst)
 {
     const int64_t ld = cuda_weight_ld(n_cols);
-    return cuda_error(LAUNCH(weight_expand_kernel, blocks_for(n_rows * ld), BLOCK_THREADS, 0, s->cuda, dtype, weight_file_block_of(dtype), (const uint8_t *)src, n_rows, n_cols, ld, dst));
+    return LAUNCH(weight_expand_kernel, blocks_for(n_rows * ld), BLOCK_THREADS, 0, s, dtype, weight_file_block_of(dtype), (const uint8_t *)src, n_rows, n_cols, ld, dst);
 }
 
 extern "C" size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
@@ -54,7 +54,7 @@ extern "C" int cuda_weight_pack(struct stream *s, enum weight_dtype dtype, int64
         return r;
     for (int64_t row = 0; r == 0 && row < n_rows; row += rows) {
         const int64_t n = n_rows - row < rows ? n_rows - row : rows;
-        r = cuda_error(cudaMemcpyAsync(piece, (const uint8_t *)src + row * row_bytes, (size_t)(n * row_bytes), cudaMemcpyHostToDevice, s->cuda));
+        r = submit_copy(s, piece, (const uint8_t *)src + row * row_bytes, (size_t)(n * row_bytes));
         if (r == 0)
             r = cuda_weight_expand(s, dtype, piece, n, n_cols, (bf16_t *)packed + row * ld);
     }
@@ -75,5 +75,5 @@ extern "C" int cuda_stored_weight_pack(struct stream *s, enum weight_dtype dtype
         return cuda_weight_pack(s, dtype, n_rows, n_cols, src, packed);
     if (!shape_is_valid(dtype, n_rows, n_cols) || !src || !packed)
         return -EINVAL;
-    return cuda_error(cudaMemcpyAsync(packed, src, cuda_stored_weight_bytes(dtype, n_rows, n_cols), cudaMemcpyHostToDevice, s->cuda));
+    return submit_copy(s, packed, src, cuda_stored_weight_bytes(dtype, n_rows, n_cols));
 }

@@ -253,21 +253,21 @@ template <int D> static int launch(struct stream *s, const struct window_args &a
     const size_t shared = sizeof(struct columns_shared<D>);
     const unsigned heads = (unsigned)a.p.n_kv_heads, strip_blocks = (unsigned)(a.group * a.n_strips + COLUMN_WARPS - 1) / COLUMN_WARPS;
     const unsigned tiles = (unsigned)(ceil_div64(a.end_column, COLUMN_KEYS) - a.first_column / COLUMN_KEYS);
-    int r = cuda_error(cudaFuncSetAttribute((const void *)window_stats_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    int r = submit_shared_bytes(s, window_stats_kernel<D>, shared);
     if (r == 0)
-        r = cuda_error(cudaFuncSetAttribute((const void *)window_sums_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+        r = submit_shared_bytes(s, window_sums_kernel<D>, shared);
     if (r == 0)
         r = bias_rows(s, a.bias, a.p.q, a.p.n_window, a.p.n_heads, a.group, D, a.p.scale);
     if (r == 0)
-        r = cuda_error(LAUNCH((window_stats_kernel<D>), dim3((unsigned)a.n_segments, strip_blocks, heads), COLUMN_THREADS, shared, s->cuda, a));
+        r = LAUNCH((window_stats_kernel<D>), dim3((unsigned)a.n_segments, strip_blocks, heads), COLUMN_THREADS, shared, s, a);
     if (r == 0)
-        r = cuda_error(LAUNCH(window_merge_kernel, blocks_for((int64_t)heads * a.n_rows), BLOCK_THREADS, 0, s->cuda, a));
+        r = LAUNCH(window_merge_kernel, blocks_for((int64_t)heads * a.n_rows), BLOCK_THREADS, 0, s, a);
     if (r == 0)
-        r = cuda_error(LAUNCH((window_sums_kernel<D>), dim3(tiles, heads), COLUMN_THREADS, shared, s->cuda, a));
+        r = LAUNCH((window_sums_kernel<D>), dim3(tiles, heads), COLUMN_THREADS, shared, s, a);
     if (r == 0)
-        r = cuda_error(LAUNCH(window_pool_kernel, blocks_for(heads * a.n_scored), BLOCK_THREADS, 0, s->cuda, a));
+        r = LAUNCH(window_pool_kernel, blocks_for(heads * a.n_scored), BLOCK_THREADS, 0, s, a);
     if (r == 0)
-        r = cuda_error(LAUNCH(window_chunks_kernel, blocks_for(heads * a.n_scored), BLOCK_THREADS, 0, s->cuda, a));
+        r = LAUNCH(window_chunks_kernel, blocks_for(heads * a.n_scored), BLOCK_THREADS, 0, s, a);
     return r;
 }
 

@@ -156,16 +156,16 @@ __global__ void follow(const int *const *x, int *y)
     *y = **x;
 }
 
-int race_probe_reverse_shuffle(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH(reverse_shuffle, 1, 32, 0, s, x, y, bug); }
-int race_probe_reverse_vote(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH(reverse_vote, 1, 32, 0, s, x, y, bug); }
-int race_probe_reverse_async(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH(reverse_async, 1, 32, 0, s, x, y, bug); }
-int race_probe_rows(cudaStream_t s, const uint16_t *x, uint16_t *y, bool bug) { return LAUNCH(rows, 1, 32, 0, s, x, y, bug); }
-int race_probe_rounds(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH(rounds, 1, 32, 0, s, x, y, bug); }
-int race_probe_same_value(cudaStream_t s, int *y, bool bug) { return LAUNCH(same_value, 1, 64, 0, s, y, bug); }
-int race_probe_count(cudaStream_t s, int n_blocks, int *y, bool bug) { return LAUNCH(count, (unsigned)n_blocks, 1, 0, s, y, bug); }
-int race_probe_last_block(cudaStream_t s, int n_blocks, int *part, unsigned *n, int *y, bool bug) { return LAUNCH(last_block, (unsigned)n_blocks, 1, 0, s, part, n, y, bug); }
-int race_probe_largest(cudaStream_t s, const int *x, int n, int *y, bool bug) { return LAUNCH(largest, 1, 32, 0, s, x, n, y, bug); }
-int race_probe_sum(cudaStream_t s, const int *x, int n, int *y, bool bug) { return LAUNCH(sum, 1, 1, 0, s, x, n, y, bug); }
-int race_probe_warps(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH(warps, 1, 64, 0, s, x, y, bug); }
-int race_probe_counter(cudaStream_t s, int *y, bool bug) { return LAUNCH(counter, 1, 64, 0, s, y, bug); }
-int race_probe_follow(cudaStream_t s, const int *const *x, int *y) { return LAUNCH(follow, 1, 1, 0, s, x, y); }
+int race_probe_reverse_shuffle(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH_ON(reverse_shuffle, 1, 32, 0, s, x, y, bug); }
+int race_probe_reverse_vote(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH_ON(reverse_vote, 1, 32, 0, s, x, y, bug); }
+int race_probe_reverse_async(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH_ON(reverse_async, 1, 32, 0, s, x, y, bug); }
+int race_probe_rows(cudaStream_t s, const uint16_t *x, uint16_t *y, bool bug) { return LAUNCH_ON(rows, 1, 32, 0, s, x, y, bug); }
+int race_probe_rounds(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH_ON(rounds, 1, 32, 0, s, x, y, bug); }
+int race_probe_same_value(cudaStream_t s, int *y, bool bug) { return LAUNCH_ON(same_value, 1, 64, 0, s, y, bug); }
+int race_probe_count(cudaStream_t s, int n_blocks, int *y, bool bug) { return LAUNCH_ON(count, (unsigned)n_blocks, 1, 0, s, y, bug); }
+int race_probe_last_block(cudaStream_t s, int n_blocks, int *part, unsigned *n, int *y, bool bug) { return LAUNCH_ON(last_block, (unsigned)n_blocks, 1, 0, s, part, n, y, bug); }
+int race_probe_largest(cudaStream_t s, const int *x, int n, int *y, bool bug) { return LAUNCH_ON(largest, 1, 32, 0, s, x, n, y, bug); }
+int race_probe_sum(cudaStream_t s, const int *x, int n, int *y, bool bug) { return LAUNCH_ON(sum, 1, 1, 0, s, x, n, y, bug); }
+int race_probe_warps(cudaStream_t s, const int *x, int *y, bool bug) { return LAUNCH_ON(warps, 1, 64, 0, s, x, y, bug); }
+int race_probe_counter(cudaStream_t s, int *y, bool bug) { return LAUNCH_ON(counter, 1, 64, 0, s, y, bug); }
+int race_probe_follow(cudaStream_t s, const int *const *x, int *y) { return LAUNCH_ON(follow, 1, 1, 0, s, x, y); }

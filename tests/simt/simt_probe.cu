@@ -110,37 +110,37 @@ extern "C" {
 
 int probe_run_block_sum(cudaStream_t s, const float *x, int n, int n_threads, float *sum, bool bug)
 {
-    return LAUNCH(probe_block_sum, 1, (unsigned)n_threads, (size_t)n_threads * sizeof(float), s, x, n, sum, bug);
+    return LAUNCH_ON(probe_block_sum, 1, (unsigned)n_threads, (size_t)n_threads * sizeof(float), s, x, n, sum, bug);
 }
 
 int probe_run_warp(cudaStream_t s, const int *x, int *out)
 {
-    return LAUNCH(probe_warp, 1, 32, 0, s, x, out);
+    return LAUNCH_ON(probe_warp, 1, 32, 0, s, x, out);
 }
 
 int probe_run_mma(cudaStream_t s, const uint16_t *a, const uint16_t *b, float *c)
 {
-    return LAUNCH(probe_mma, 1, 32, 0, s, a, b, c);
+    return LAUNCH_ON(probe_mma, 1, 32, 0, s, a, b, c);
 }
 
 int probe_run_mma_s8(cudaStream_t s, const int8_t *a, const int8_t *b, int32_t *c)
 {
-    return LAUNCH(probe_mma_s8, 1, 32, 0, s, a, b, c);
+    return LAUNCH_ON(probe_mma_s8, 1, 32, 0, s, a, b, c);
 }
 
 int probe_run_pipeline(cudaStream_t s, const float *x, int n_tiles, float *y, int bug)
 {
-    return LAUNCH(probe_pipeline, 1, 32, 0, s, x, n_tiles, y, bug);
+    return LAUNCH_ON(probe_pipeline, 1, 32, 0, s, x, n_tiles, y, bug);
 }
 
 int probe_run_bugs(cudaStream_t s, float *x, int n, int bug)
 {
-    return LAUNCH(probe_bugs, 1, 32, 0, s, x, n, bug);
+    return LAUNCH_ON(probe_bugs, 1, 32, 0, s, x, n, bug);
 }
 
 int probe_run_count(cudaStream_t s, unsigned n_blocks, unsigned *counter, float *x, float value)
 {
-    return LAUNCH(probe_count, n_blocks, 64, 0, s, counter, x, value);
+    return LAUNCH_ON(probe_count, n_blocks, 64, 0, s, counter, x, value);
 }
 
 }

@@ -136,7 +136,7 @@ void copy_wait(unsigned n_groups_left);
 #define blockDim (::simt::self->block_dim)
 #define gridDim (::simt::self->grid_dim)
 
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+#define LAUNCH_ON(kernel, grid, block, shared_bytes, stream, ...) \
     ::simt::launch(::simt::LaunchShape{#kernel, nullptr, dim3(grid), dim3(block), (size_t)(shared_bytes), (stream), 0}, kernel, ##__VA_ARGS__)
 #define UNROLL
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(::simt::self->dynamic_shared)
