@@ -1,18 +1,20 @@
-/* Decode attention of one token: fast rows, scores of the slow sub-pages, the choice, the chosen pages, the merge (kernels.h has the formula), for all items of a call in five kernels:
+/* Decode attention of one token: fast rows, scores of the slow sub-pages, the choice, the chosen pages, the merge (kernels.h has the formula), for all items of a call:
  *
- *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_parts.cuh
+ *   rows    partials of 256 fast rows each                       tensor cores, attn_decode_rows.cuh
  *   score   what the scorer expects of every sub-page            the 2-bit index once for all that share it, attn_index.cuh; the others attn_summary.cuh
  *   choose  masses, the fetch_pages largest                      one block an item, radix_select.cuh
  *   pages   partials of 16 chosen sub-pages each                 expanded to bf16 in shared memory, tensor cores; with a page cache in rounds (page_cache.cu):
  *           requests and fetch on the gather stream, then the parts whose pages were there, and when the others have arrived theirs
  *   merge   all partials of an item by log-sum-exp               a block a head
  *
+ * The choice needs the rows' log-sum-exp. With a page cache it is therefore all that is made of them before the choice, and their values are attended while the gather stream looks up and fetches;
+ * where nothing is chosen by mass all of the rows comes then. Without one the rows are one launch, first of all.
  * Items that attend every page, or the newest ones, skip score; choose lists their pages. Splits are at fixed borders and merged in order, so a result does not depend on the batch.
  * Precision: queries, weights and expanded keys and values in bf16, NMSE against the CPU up to 1.3e-4 in the tests; scores have the CPU's bits but for the order of a sum, so choices differ only between pages
  * of nearly equal mass.
  * Head dims 32, 64, 80 (rows alone), 96, 128, groups up to 16: else -ENOTSUP. `items` is the host's, and ret_chosen too; all that an item points at otherwise is device memory, but a block's
  * data may lie in a registered pool. With ret_chosen the call waits. */
-#include "kernels/cuda/attn_decode_parts.cuh"
+#include "kernels/cuda/attn_decode_rows.cuh"
 #include "kernels/cuda/attn_index.cuh"
 #include "kernels/cuda/attn_summary.cuh"
 #include "kernels/cuda/elementwise.cuh"
@@ -274,7 +276,7 @@ __global__ void decode_merge_kernel(const struct decode_args a)
     for (int i = 0; i < n_parts; i++) {
         const float weight = exp_nonpositive(item.ml[2 * (i * a.group + h)] - m);
         l = fmaf(weight, item.ml[2 * (i * a.group + h) + 1], l);
-        sum = fmaf(weight, item.o[((int64_t)i * a.group + h) * d + c], sum);
+        sum = fmaf(weight, decode_part_o(a, item, i)[h * d + c], sum);
     }
     item.out[h * d + c] = l > 0 ? sum / l : 0.0f;
 }
@@ -302,7 +304,7 @@ static void item_choice(struct decode_item *to, const struct attn_decode_item *f
 }
 
 /* Counts and scratch of one item; returns the scratch's size. */
-static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks, bool bias, int group, int d, uint8_t *base)
+static size_t item_init(struct decode_item *to, const struct attn_decode_item *from, enum page_scorer scorer, bool blocks, bool bias, int group, uint8_t *base)
 {
     size_t used = 0;
     *to = {};
@@ -319,7 +321,7 @@ static size_t item_init(struct decode_item *to, const struct attn_decode_item *f
     to->n_page_parts = (int)ceil_div64(to->n_chosen, DECODE_PAGES);
     const size_t parts = (size_t)(to->n_row_parts[0] + to->n_row_parts[1] + to->n_page_parts) * (size_t)group, pages = to->scored ? (size_t)from->slow.n_subpages : 0;
     to->ml = (float *)take(base, &used, parts * 2 * sizeof(float));
-    to->o = (float *)take(base, &used, parts * (size_t)d * sizeof(float));
+    to->o = (float *)take(base, &used, parts * DECODE_PART_ROW * sizeof(float));
     to->e = (float *)take(base, &used, pages * (size_t)group * sizeof(float));
     to->mass = (float *)take(base, &used, pages * sizeof(float));
     to->chosen = (int32_t *)take(base, &used, (size_t)to->n_chosen * sizeof(int32_t));
@@ -342,7 +344,7 @@ extern "C" size_t cuda_attn_decode_scratch(const struct op_bounds *b)
     item.rows[1].n = b->n_rows[1];
     item.slow.n_subpages = item.slow.n_pages = b->n_pages;
     item.fetch_pages = b->fetch_pages;
-    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_bias_pairs > 0, b->n_heads / b->n_kv_heads, b->head_dim, nullptr);
+    return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_bias_pairs > 0, b->n_heads / b->n_kv_heads, nullptr);
 }
 
 /* The most parts and sub-pages that any item has: the grids. */
@@ -361,28 +363,53 @@ static struct decode_extent extent_of(const struct decode_item *items, int n)
     return x;
 }
 
-template <int D> static int launch_parts(struct stream *s, const struct decode_args &a, dim3 grid, bool pages)
+template <int D, enum decode_rows_pass PASS> static int launch_rows(struct stream *s, const struct decode_args &a, dim3 grid)
 {
     const size_t shared = decode_shared<D>::ELEMENTS * sizeof(uint16_t);
-    if (grid.x == 0)
-        return 0;
-    const int r = submit_shared_bytes(s, pages ? decode_pages_kernel<D> : decode_rows_kernel<D>, shared);
-    if (r < 0)
-        return r;
-    if (pages)
-        return LAUNCH((decode_pages_kernel<D>), grid, DECODE_THREADS, shared, s, a);
-    return LAUNCH((decode_rows_kernel<D>), grid, DECODE_THREADS, shared, s, a);
+    const int r = submit_shared_bytes(s, decode_rows_kernel<D, PASS>, shared);
+    return r < 0 ? r : LAUNCH((decode_rows_kernel<D, PASS>), grid, DECODE_THREADS, shared, s, a);
 }
 
-/* Rows: a grid of [parts, items]; pages: of parts of all items in a row. */
-static int launch_parts_any(struct stream *s, const struct decode_args &a, dim3 grid, bool pages)
+template <int D> static int launch_pages_of(struct stream *s, const struct decode_args &a, unsigned n_parts)
+{
+    const size_t shared = decode_shared<D>::ELEMENTS * sizeof(uint16_t);
+    const int r = submit_shared_bytes(s, decode_pages_kernel<D>, shared);
+    return r < 0 ? r : LAUNCH((decode_pages_kernel<D>), n_parts, DECODE_THREADS, shared, s, a);
+}
+
+template <int D> static int launch_rows_pass(struct stream *s, const struct decode_args &a, dim3 grid, enum decode_rows_pass pass)
+{
+    switch (pass) {
+    case DECODE_ROWS_WHOLE: return launch_rows<D, DECODE_ROWS_WHOLE>(s, a, grid);
+    case DECODE_ROWS_LOGITS: return launch_rows<D, DECODE_ROWS_LOGITS>(s, a, grid);
+    case DECODE_ROWS_VALUES: return launch_rows<D, DECODE_ROWS_VALUES>(s, a, grid);
+    default: return 0;
+    }
+}
+
+/* A grid of [parts, items]. */
+static int launch_rows_any(struct stream *s, const struct decode_args &a, dim3 grid, enum decode_rows_pass pass)
+{
+    if (grid.x == 0)
+        return 0;
+    switch (a.head_dim) {
+    case 32: return launch_rows_pass<32>(s, a, grid, pass);
+    case 64: return launch_rows_pass<64>(s, a, grid, pass);
+    case 80: return launch_rows_pass<80>(s, a, grid, pass);
+    case 96: return launch_rows_pass<96>(s, a, grid, pass);
+    default: return launch_rows_pass<128>(s, a, grid, pass);
+    }
+}
+
+/* Parts of all items in a row. */
+static int launch_pages_any(struct stream *s, const struct decode_args &a, unsigned n_parts)
 {
     switch (a.head_dim) {
-    case 32: return launch_parts<32>(s, a, grid, pages);
-    case 64: return launch_parts<64>(s, a, grid, pages);
-    case 80: return launch_parts<80>(s, a, grid, pages);
-    case 96: return launch_parts<96>(s, a, grid, pages);
-    default: return launch_parts<128>(s, a, grid, pages);
+    case 32: return launch_pages_of<32>(s, a, n_parts);
+    case 64: return launch_pages_of<64>(s, a, n_parts);
+    case 96: return launch_pages_of<96>(s, a, n_parts);
+    case 128: return launch_pages_of<128>(s, a, n_parts);
+    default: return -ENOTSUP; /* there are no pages of 80 */
     }
 }
 
@@ -416,29 +443,41 @@ static int attend_round(struct stream *s, struct device_page_cache *c, struct de
     a.pass = DECODE_PRESENT;
     int r = page_cache_wait_answers(c, round);
     if (r == 0)
-        r = launch_parts_any(s, a, (unsigned)n, true);
+        r = launch_pages_any(s, a, (unsigned)n);
     a.pass = DECODE_ARRIVED;
     if (r == 0)
         r = page_cache_wait(c, round);
     if (r == 0)
-        r = launch_parts_any(s, a, (unsigned)n, true);
+        r = launch_pages_any(s, a, (unsigned)n);
     return r == 0 ? page_cache_end_round(c, round) : r;
 }
 
-/* While the pages of one round are attended, those of the next are looked up and fetched. */
-static int launch_pages(struct stream *s, struct device_page_cache *c, const struct decode_args &a, int n_items)
+/* What is launched of the fast rows before the choice, and what after it. */
+struct rows_order {
+    enum decode_rows_pass before, after;
+};
+
+static struct rows_order rows_order_of(const struct device_page_cache *c, const struct decode_args &a, const struct decode_extent &x)
+{
+    if (!c || x.page_parts == 0)
+        return {DECODE_ROWS_WHOLE, DECODE_ROWS_NONE};
+    if (x.scored_subpages == 0 || a.scorer == PAGE_SCORER_RECENT)
+        return {DECODE_ROWS_NONE, DECODE_ROWS_WHOLE};
+    return {DECODE_ROWS_LOGITS, DECODE_ROWS_VALUES};
+}
+
+/* While the pages of one round are attended, those of the next are looked up and fetched; while the first are, what is left of the rows. */
+static int launch_rounds(struct stream *s, struct device_page_cache *c, const struct decode_args &a, int n_items, dim3 row_grid, enum decode_rows_pass rows)
 {
     const int n_parts = n_items * a.page_parts;
-    if (n_parts == 0)
-        return 0;
-    if (!c)
-        return launch_parts_any(s, a, (unsigned)n_parts, true);
     const int step = page_cache_round_pages(c, (int64_t)n_parts * DECODE_PAGES) / DECODE_PAGES, n_rounds = (int)ceil_div64(n_parts, step);
     int r = 0;
     for (int round = 0; r == 0 && round <= n_rounds; round++) {
         const int first = round * step;
         if (round < n_rounds)
             r = lookup_round(c, a, round, first, min(step, n_parts - first));
+        if (r == 0 && round == 0)
+            r = launch_rows_any(s, a, row_grid, rows);
         if (r == 0 && round > 0)
             r = attend_round(s, c, a, round - 1, first - step, min(step, n_parts - first + step));
     }
@@ -447,15 +486,17 @@ static int launch_pages(struct stream *s, struct device_page_cache *c, const str
 
 static int launch_all(struct stream *s, struct device_page_cache *cache, const struct decode_args &a, int n_items, const struct decode_extent &x, const void *tiles, int n_tiles)
 {
+    const dim3 row_grid((unsigned)x.row_parts, (unsigned)n_items);
+    const struct rows_order rows = rows_order_of(cache, a, x);
     int r = a.bias.first ? LAUNCH(decode_bias_kernel, dim3((unsigned)a.group, (unsigned)n_items), 32, 0, s, a) : 0;
     if (r == 0)
-        r = launch_parts_any(s, a, dim3((unsigned)x.row_parts, (unsigned)n_items), false);
+        r = launch_rows_any(s, a, row_grid, rows.before);
     if (r == 0)
         r = launch_scores(s, a, n_items, x, tiles, n_tiles);
     if (r == 0 && x.page_parts > 0)
         r = LAUNCH(decode_choose_kernel, (unsigned)n_items, CHOOSE_THREADS, 0, s, a);
-    if (r == 0)
-        r = launch_pages(s, cache, a, n_items);
+    if (r == 0 && x.page_parts > 0)
+        r = cache ? launch_rounds(s, cache, a, n_items, row_grid, rows.after) : launch_pages_any(s, a, (unsigned)(n_items * x.page_parts));
     if (r == 0)
         r = LAUNCH(decode_merge_kernel, dim3((unsigned)a.group, (unsigned)n_items), (unsigned)(a.head_dim + 31) / 32 * 32, 0, s, a);
     return r;
@@ -540,13 +581,13 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
         return r;
     struct decode_item *items = (struct decode_item *)host;
     for (int i = 0; i < p->n_items; i++)
-        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->bias != nullptr, p->group, p->head_dim, nullptr);
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->bias != nullptr, p->group, nullptr);
     r = stream_temp(s, bytes, &scratch);
     if (r < 0)
         return r;
     bytes = 0;
     for (int i = 0; i < p->n_items; i++)
-        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->bias != nullptr, p->group, p->head_dim, (uint8_t *)scratch + bytes);
+        bytes += item_init(&items[i], &p->items[i], p->scorer, p->fetch_blocks, p->bias != nullptr, p->group, (uint8_t *)scratch + bytes);
     struct decode_args a = {};
     a.items = (const struct decode_item *)device;
     if (p->layout)

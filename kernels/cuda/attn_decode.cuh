@@ -9,6 +9,7 @@ enum {
     DECODE_GROUP_MAX = 16,  /* query heads of a group: the rows of a tensor core's tile */
     DECODE_ROWS = 256,      /* fast rows of one partial */
     DECODE_PAGES = 16,      /* sub-pages of one partial */
+    DECODE_PART_ROW = 128,  /* floats between the heads of a partial's o: as many as the weights of 256 rows in bf16 take */
     DECODE_THREADS = 128, DECODE_WARPS = DECODE_THREADS / 32,
     SCORE_WARPS = 8,        /* sub-pages scored by a block */
     CHOOSE_THREADS = 512,
@@ -26,7 +27,7 @@ struct decode_item {
     int n_choices;                     /* pages or blocks to choose */
     int scored;                        /* not: the last n_chosen sub-pages with slow tokens are attended */
     int n_row_parts[2], n_page_parts;
-    float *ml, *o;                     /* [parts, group, 2], [parts, group, d], rows first */
+    float *ml, *o;                     /* [parts, group, 2]; [parts] of group * DECODE_PART_ROW, with [group, d] at the beginning; rows first */
     float *e, *mass;                   /* when scored: [n_subpages, group] log-sum-exp of a sub-page, [n_subpages]; -inf without slow tokens */
     int32_t *chosen;                   /* [n_chosen] sub-pages, ascending */
     int32_t *blocks;                   /* [n_choices] the chosen blocks; NULL: pages are chosen */
@@ -55,6 +56,12 @@ struct decode_args {
     const uint8_t *const *places;
     enum decode_pass pass; /* DECODE_ALL: there is no page cache */
 };
+
+/* o of a part, [group, d]. Between the two passes over fast rows (attn_decode_rows.cuh) their weights are there. */
+DEVICE float *decode_part_o(const struct decode_args &a, const struct decode_item &item, int part)
+{
+    return item.o + (int64_t)part * a.group * DECODE_PART_ROW;
+}
 
 /* A logit of head h and a key at `position`, with its bias. */
 DEVICE float decode_logit(const struct decode_args &a, const struct decode_item &item, int h, int64_t position, float s)

@@ -1,5 +1,5 @@
 /* Partials of decode attention on tensor cores (attn_tile.cuh): the query heads of a group are the 16 rows of a tile, unused ones zeros. A block of four warps makes one partial of one item;
- * each warp attends 16 tokens at a time, and in the end the warps' (m, l, o) are merged through shared memory. Grid [parts, items]; blocks beyond an item's parts leave at once. */
+ * each warp attends 16 tokens at a time, and in the end the warps' results are merged through shared memory. Pages here, fast rows in attn_decode_rows.cuh. */
 #pragma once
 #include "kernels/cuda/attn_decode.cuh"
 #include "kernels/cuda/attn_tile.cuh"
@@ -57,50 +57,6 @@ template <int D> DEVICE void decode_queries(const struct decode_args &a, const s
     attn_tile_queries<D>(r, shared);
 }
 
-/* Up to 256 fast rows; a warp takes every fourth 16 of them, the next ones arriving by cp.async while it computes. */
-template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_rows_kernel(const struct decode_args a)
-{
-    DYNAMIC_SHARED(uint16_t, shared);
-    typedef struct decode_shared<D> S;
-    const struct decode_item &item = a.items[blockIdx.y];
-    const int part = (int)blockIdx.x, run = part >= item.n_row_parts[0], warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    if (part >= item.n_row_parts[0] + item.n_row_parts[1])
-        return;
-    const struct kv_rows &rows = item.rows[run];
-    const int first = (part - (run ? item.n_row_parts[0] : 0)) * DECODE_ROWS, n = min(rows.n - first, (int)DECODE_ROWS);
-    const uint16_t *k = rows.k + (int64_t)first * D, *v = rows.v + (int64_t)first * D;
-    uint16_t *tiles = shared + S::QUERIES, *own = tiles + warp * S::STAGES * 2 * S::TILE;
-    struct attn_tile_rows<D> r;
-    decode_queries<D>(a, item, shared, r);
-    /* Tokens at, at + 1, ... of this warp's stage; what lies behind the last row becomes zeros. */
-    auto start = [&](int stage, int at) {
-        for (int i = lane; i < 16 * (D / 8); i += 32) {
-            const int row = i / (D / 8), c = i % (D / 8) * 8;
-            const bool there = at + row < n;
-            const int64_t from = there ? (int64_t)(at + row) * D + c : 0;
-            copy_async16(own + stage * 2 * S::TILE + row * S::LD + c, k + from, there);
-            copy_async16(own + (stage * 2 + 1) * S::TILE + row * S::LD + c, v + from, there);
-        }
-        copy_async_commit();
-    };
-    int stage = 0;
-    start(0, warp * 16);
-    for (int at = warp * 16; at < n; at += DECODE_WARPS * 16, stage ^= 1) {
-        start(stage ^ 1, at + DECODE_WARPS * 16);
-        copy_async_wait<1>();
-        __syncwarp();
-        attn_tile_step<D, 16>(r, own + stage * 2 * S::TILE, own + (stage * 2 + 1) * S::TILE, a.scale, [&](int h, int key, float s) {
-            const int row = first + at + key;
-            if (at + key >= n)
-                return -INFINITY;
-            return decode_logit(a, item, h, rows.positions ? rows.positions[row] : rows.pos0 + row, s);
-        });
-        __syncwarp(); /* the next round copies over this stage */
-    }
-    copy_async_wait<0>();
-    decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, item.o + (int64_t)part * a.group * D);
-}
-
 /* The first warp counts what the cache says of the part's pages. */
 DEVICE void decode_count_fetched(const struct decode_args &a, const struct decode_item &item, int first, int n, uintptr_t place)
 {
@@ -150,5 +106,5 @@ template <int D> __global__ void __launch_bounds__(DECODE_THREADS) decode_pages_
         });
         __syncwarp(); /* the next page is written over this one */
     }
-    decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, item.o + (int64_t)part * a.group * D);
+    decode_merge_warps<D>(r, tiles, a.group, item.ml + 2 * part * a.group, decode_part_o(a, item, part));
 }

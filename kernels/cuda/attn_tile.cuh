@@ -73,19 +73,32 @@ template <int D, int KEYS> DEVICE void attn_tile_weights(struct attn_tile_rows<D
     }
 }
 
+/* o += weights * values of 16 keys, the weights as the A fragment that attn_tile_pack makes. */
+template <int D> DEVICE void attn_tile_values(struct attn_tile_rows<D> &r, const uint32_t weights[4], const uint16_t *values)
+{
+    const int lane = (int)threadIdx.x % 32;
+    UNROLL for (int n = 0; n < D / 16; n++) {
+        uint32_t b[4]; /* 16 keys by 16 dims */
+        load_matrix_x4_transposed(b, values + lane % 16 * (D + 8) + n * 16 + lane / 16 * 8);
+        mma_bf16(r.o[2 * n], weights, b, r.o[2 * n]);
+        mma_bf16(r.o[2 * n + 1], weights, b + 2, r.o[2 * n + 1]);
+    }
+}
+
+/* Rounds the weights of 16 keys: [0] and [2] are of row g, keys 2 (lane % 4) and 8 more, [1] and [3] the same of row g + 8. */
+DEVICE void attn_tile_pack(const float s[2][4], uint32_t weights[4])
+{
+    UNROLL for (int i = 0; i < 4; i++)
+        weights[i] = bf16_pair(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+}
+
 /* o += weights * values. */
 template <int D, int KEYS> DEVICE void attn_tile_output(struct attn_tile_rows<D> &r, const float s[KEYS / 8][4], const uint16_t *values)
 {
-    const int lane = (int)threadIdx.x % 32;
     UNROLL for (int k = 0; k < KEYS / 16; k++) {
-        const uint32_t a[4] = {bf16_pair(s[2 * k][0], s[2 * k][1]), bf16_pair(s[2 * k][2], s[2 * k][3]), bf16_pair(s[2 * k + 1][0], s[2 * k + 1][1]),
-                               bf16_pair(s[2 * k + 1][2], s[2 * k + 1][3])};
-        UNROLL for (int n = 0; n < D / 16; n++) {
-            uint32_t b[4]; /* 16 keys by 16 dims */
-            load_matrix_x4_transposed(b, values + (k * 16 + lane % 16) * (D + 8) + n * 16 + lane / 16 * 8);
-            mma_bf16(r.o[2 * n], a, b, r.o[2 * n]);
-            mma_bf16(r.o[2 * n + 1], a, b + 2, r.o[2 * n + 1]);
-        }
+        uint32_t weights[4];
+        attn_tile_pack(s + 2 * k, weights);
+        attn_tile_values<D>(r, weights, values + k * 16 * (D + 8));
     }
 }
 
