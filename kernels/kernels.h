@@ -225,6 +225,21 @@ struct keydiff_params {
     float *scores;       /* [n_kv_heads, last - first] */
 };
 
+/* Rows of scores from rows of parts of the heads that they are of: ranks of a tensor-parallel group score their own heads. Row r is of the parts row_first[r] .. row_first[r + 1] - 1,
+ *     s[r, i] = sum over its parts, in order, of share[part] * parts[part, i],   scores[r, i] = max of s[r, i - pool / 2 .. i + pool / 2]   (edges clipped to the columns).
+ * -ENOTSUP beyond a pool of 127 or SCORE_PARTS_MAX parts. */
+enum { SCORE_PARTS_MAX = 256 };
+struct score_merge_params {
+    const float *parts;       /* [parts, n_columns] */
+    const float *share;       /* host: [parts] */
+    const int32_t *row_first; /* host: [n_rows + 1], ascending from 0; no row is without parts */
+    int n_rows;
+    int64_t n_columns;
+    int64_t first, last;      /* columns that are scored, 0 <= first < last <= n_columns */
+    int pool;                 /* odd, 1: none */
+    float *scores;            /* [n_rows, last - first] */
+};
+
 /* Column sums of attention (H2O): to the sum of each key the weights exp(logit - m) / l of the call's queries are added that see it, in the order of queries and, for one query, of
  * the group's heads. Sums of the keys pos0 .. pos0 + n_q - 1 begin at 0: a prompt's calls come in order from position 0. The queries of a call lie in one block. */
 struct column_sum_params {
@@ -306,6 +321,7 @@ struct kernel_ops {
     int (*page_summaries)(struct stream *s, const struct page_summary_params *p);
     int (*window_scores)(struct stream *s, const struct window_score_params *p);
     int (*keydiff_scores)(struct stream *s, const struct keydiff_params *p);
+    int (*merge_scores)(struct stream *s, const struct score_merge_params *p);
     int (*attn_column_sums)(struct stream *s, const struct column_sum_params *p);
     /* Indices of the k largest of scores[n] per row, ascending by index; ties: lower index first; k <= n. [n_rows, k]. NaN counts as -inf. */
     int (*topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);

@@ -58,6 +58,11 @@ static int keydiff_scores(struct stream *s, const struct keydiff_params *p)
     return s->device->ops->keydiff_scores(s, p);
 }
 
+static int merge_scores(struct stream *s, const struct score_merge_params *p)
+{
+    return s->device->ops->merge_scores(s, p);
+}
+
 static int attn_column_sums(struct stream *s, const struct column_sum_params *p)
 {
     return s->device->ops->attn_column_sums(s, p);
@@ -145,6 +150,7 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .page_summaries = page_summaries,
         .window_scores = window_scores,
         .keydiff_scores = keydiff_scores,
+        .merge_scores = merge_scores,
         .attn_column_sums = attn_column_sums,
         .sample = sample,
         .topk = topk,

@@ -24,6 +24,7 @@ const struct kernel_ops ISA(cpu_ops) = {
     .page_summaries = ISA(page_summaries),
     .window_scores = ISA(window_scores),
     .keydiff_scores = ISA(keydiff_scores),
+    .merge_scores = ISA(merge_scores),
     .attn_column_sums = ISA(attn_column_sums),
     .sample = ISA(sample),
     .topk = ISA(topk),

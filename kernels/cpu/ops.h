@@ -15,6 +15,7 @@ int ISA(page_summaries)(struct stream *s, const struct page_summary_params *p);
 int ISA(window_scores)(struct stream *s, const struct window_score_params *p);
 int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
 int ISA(keydiff_scores)(struct stream *s, const struct keydiff_params *p);
+int ISA(merge_scores)(struct stream *s, const struct score_merge_params *p);
 int ISA(attn_column_sums)(struct stream *s, const struct column_sum_params *p);
 int ISA(topk)(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices);
 int ISA(gather_rows)(struct stream *s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v);

@@ -32,6 +32,7 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .page_summaries = cuda_page_summaries,
         .window_scores = cuda_window_scores,
         .keydiff_scores = cuda_keydiff_scores,
+        .merge_scores = cuda_merge_scores,
         .attn_column_sums = cuda_attn_column_sums,
         .topk = cuda_topk,
         .gather_rows = cuda_gather_rows,

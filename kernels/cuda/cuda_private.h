@@ -97,6 +97,7 @@ int cuda_page_summaries(struct stream *s, const struct page_summary_params *p);
 int cuda_window_scores(struct stream *s, const struct window_score_params *p);
 size_t cuda_window_scores_scratch(const struct op_bounds *b);
 int cuda_keydiff_scores(struct stream *s, const struct keydiff_params *p);
+int cuda_merge_scores(struct stream *s, const struct score_merge_params *p);
 int cuda_attn_column_sums(struct stream *s, const struct column_sum_params *p);
 size_t cuda_attn_prefill_scratch(const struct stream *s, const struct op_bounds *b);
 int cuda_attn_prefill(struct stream *s, const struct attn_prefill_params *p);

@@ -25,6 +25,7 @@ set(CUDA_BACKEND_CU
   gather_rows.cu
   keydiff_scores.cu
   matmul.cu
+  merge_scores.cu
   page_cache.cu
   page_summaries.cu
   qkv_finish.cu

@@ -16,6 +16,7 @@
     X(attn_decode, (struct stream * s, struct attn_decode_params *p), (s, p))                                                                        \
     X(window_scores, (struct stream * s, const struct window_score_params *p), (s, p))                                                               \
     X(keydiff_scores, (struct stream * s, const struct keydiff_params *p), (s, p))                                                                   \
+    X(merge_scores, (struct stream * s, const struct score_merge_params *p), (s, p))                                                                 \
     X(attn_column_sums, (struct stream * s, const struct column_sum_params *p), (s, p))                                                              \
     X(topk, (struct stream * s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices), (s, scores, n_rows, n, k, indices))         \
     X(gather_rows, (struct stream * s, const bf16_t *k, const bf16_t *v, const int32_t *indices, int64_t n, int head_dim, bf16_t *dst_k, bf16_t *dst_v), \

@@ -178,6 +178,51 @@ static void reference_columns(const struct column_data *t, double *sums)
     free(a);
 }
 
+/* ---- rows from parts ---- */
+
+/* Sums are in the order of the parts, so the formula in floats gives the very bits. */
+static void check_merge(const struct fixture *f, int n_rows, const int32_t *row_first, int64_t n_columns, int64_t first, int64_t last, int pool)
+{
+    const int n_parts = row_first[n_rows];
+    const int64_t n = last - first;
+    struct ref_rng rng = {5};
+    float *parts = random_floats(&rng, (size_t)(n_parts * n_columns), 1), *share = random_floats(&rng, (size_t)n_parts, 1);
+    float *expected = aligned_zeros((size_t)(n_rows * n) * sizeof(float)), *actual = aligned_zeros((size_t)(n_rows * n) * sizeof(float));
+    for (int row = 0; row < n_rows; row++)
+        for (int64_t i = first; i < last; i++) {
+            float most = -INFINITY;
+            for (int64_t j = i - pool / 2; j <= i + pool / 2; j++) {
+                float sum = 0;
+                for (int part = row_first[row]; j >= 0 && j < n_columns && part < row_first[row + 1]; part++)
+                    sum += share[part] * parts[part * n_columns + j];
+                most = j >= 0 && j < n_columns && sum > most ? sum : most;
+            }
+            expected[row * n + i - first] = most;
+        }
+    for (int dev = 0; dev < f->n; dev++) {
+        const struct score_merge_params p = {
+            .parts = parts, .share = share, .row_first = row_first, .n_rows = n_rows, .n_columns = n_columns, .first = first, .last = last, .pool = pool, .scores = actual};
+        cr_assert_eq(f->ops->merge_scores(f->devices[dev].stream, &p), 0);
+        cr_assert(memcmp(expected, actual, (size_t)(n_rows * n) * sizeof(float)) == 0, "%d rows of %d columns", n_rows, (int)n_columns);
+    }
+    free(parts), free(share), free(expected), free(actual);
+}
+
+Test(merge_scores, match_the_formula_everywhere)
+{
+    struct fixture f;
+    fixture_open(&f);
+    check_merge(&f, 1, (const int32_t[]){0, 1}, 1, 0, 1, 1);
+    check_merge(&f, 1, (const int32_t[]){0, 3}, 2500, 4, 2400, 1);
+    check_merge(&f, 3, (const int32_t[]){0, 2, 3, 7}, 1100, 2, 1099, 7);
+    check_merge(&f, 2, (const int32_t[]){0, 1, 2}, 70, 0, 70, 127);
+    struct score_merge_params p = {.share = (const float[]){1, 1}, .row_first = (const int32_t[]){0, 1, 1}, .n_rows = 2, .n_columns = 9, .last = 9, .pool = 1};
+    cr_expect_eq(f.ops->merge_scores(f.devices[0].stream, &p), -EINVAL);
+    p.n_rows = 1, p.pool = 129;
+    cr_expect_eq(f.ops->merge_scores(f.devices[0].stream, &p), -ENOTSUP);
+    fixture_close(&f);
+}
+
 Test(attn_column_sums, match_the_formula_everywhere)
 {
     static const struct column_case cases[] = {{9, 3, 64, 330}, {4, 1, 32, 129}, {2, 2, 128, 520}, {8, 2, 80, 5}, {1, 1, 256, 257}, {1, 1, 16, 1}};

@@ -64,6 +64,34 @@ static void keydiff(struct ops_test *t, int64_t n_keys, int n_kv_heads, int d, i
     free(k), free(expected), free(actual);
 }
 
+/* Three rows of 2, 1 and n_parts - 3 parts. */
+static void merge(struct ops_test *t, int n_parts, int64_t n_columns, int64_t first, int64_t last, int pool)
+{
+    const size_t n = 3 * (size_t)(last - first), bytes = (size_t)n_parts * (size_t)n_columns * sizeof(float);
+    const int32_t row_first[] = {0, 2, 3, n_parts};
+    float *parts = ops_test_floats(t, bytes / sizeof(float), 3), *share = ops_test_floats(t, (size_t)n_parts, 1), *expected = ops_test_alloc(n * sizeof(float));
+    struct score_merge_params p = {.parts = parts, .share = share, .row_first = row_first, .n_rows = 3, .n_columns = n_columns, .first = first, .last = last, .pool = pool, .scores = expected};
+    ops_test_true(t, "merge_scores on the CPU", t->cpu_ops->merge_scores(t->cpu, &p) == 0);
+    p.parts = ops_test_upload(t, parts, bytes), p.scores = ops_test_room(t, n * sizeof(float));
+    ops_test_true(t, "merge_scores", t->gpu_ops->merge_scores(t->gpu, &p) == 0);
+    float *actual = ops_test_download(t, p.scores, n * sizeof(float));
+    ops_test_same(t, ops_test_shape("merge_scores parts %d columns %d pool %d", n_parts, (int)n_columns, pool), expected, actual, n * sizeof(float));
+    free(parts), free(share), free(expected), free(actual);
+    ops_test_free_buffers(t);
+}
+
+static void merges(struct ops_test *t)
+{
+    merge(t, 4, 1, 0, 1, 7);
+    merge(t, 9, 300, 0, 300, 1);
+    merge(t, 6, 2100, 5, 2098, 7);
+    merge(t, SCORE_PARTS_MAX, 40, 3, 37, 127);
+    struct score_merge_params p = {.share = (const float[]){1}, .row_first = (const int32_t[]){0, 1}, .n_rows = 1, .n_columns = 9, .last = 9, .pool = 129};
+    ops_test_true(t, "a pool without a kernel", t->gpu_ops->merge_scores(t->gpu, &p) == -ENOTSUP);
+    p.pool = 1, p.last = 10;
+    ops_test_true(t, "columns that are none", t->gpu_ops->merge_scores(t->gpu, &p) == -EINVAL);
+}
+
 /* Two calls, as a prompt's prefill makes them: the second continues the sums of the first. */
 static void column_sums(struct ops_test *t, int n_first, int n_second, int n_heads, int n_kv_heads, int d, bool biased)
 {
@@ -126,6 +154,7 @@ void test_ops_scores(struct ops_test *t)
     keydiff(t, 100, 2, 64, 10, 90);
     keydiff(t, 2100, 1, 48, 0, 2100);
     keydiff(t, 3, 3, 256, 1, 3);
+    merges(t);
     column_sums(t, 128, 40, 3, 1, 64, false);
     column_sums(t, 128, 1, 4, 2, 128, true);
     summaries(t, PAGE_SCORER_MINMAX, KV_FORMAT_K8V4, 64);

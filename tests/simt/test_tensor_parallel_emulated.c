@@ -64,6 +64,19 @@ Test(tensor_parallel_emulated, test_two_ranks_with_a_thread_for_each_stream, .ti
     run_seed(2, true);
 }
 
+/* Heads of both ranks compete for the layer's rows: scores are gathered by NCCL, and counted beside the rest of the scratch. */
+Test(tensor_parallel_emulated, test_heads_of_two_ranks_compete, .timeout = 100)
+{
+    static const struct rank_model model = {.arch = "llama", .n_layers = 2, .dim = 64, .n_heads = 6, .n_kv_heads = 3, .head_dim = 64, .ffn_dim = 96, .n_vocab = VOCAB, .context = 512,
+                                            .n_dtypes = 1, .dtypes = {WEIGHT_F32}};
+    int32_t prompt[N_PROMPT];
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] = i * i % 89 * 31 % VOCAB;
+    simt_configure(3, false);
+    expect_like_one(&model, (struct rank_run){.backend = gpu(), .prompt = prompt, .n_prompt = N_PROMPT, .n_decode = N_DECODE,
+        .config = {.format = KV_FORMAT_K8V4, .selector = &selector_adakv, .budget = 48, .recent = 16, .fetch = 32, .chunk = 100, .max_context = 256, .max_batch = 1}}, 2);
+}
+
 /* ---- the collectives themselves ---- */
 
 struct end {

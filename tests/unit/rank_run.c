@@ -58,7 +58,7 @@ static int join_group(struct rank *r)
 {
     const struct kernel_backend *b = r->run->backend;
     struct collective_config config = {
-        .device = r->device, .rank = r->rank, .n_ranks = r->run->n_ranks, .gather_columns = MODEL_GATHER_COLUMNS(&r->model->config), .deadline_us = deadline_us};
+        .device = r->device, .rank = r->rank, .n_ranks = r->run->n_ranks, .gather_columns = model_gather_columns(&r->model->config), .deadline_us = deadline_us};
     if (r->run->n_ranks == 1)
         return 0;
     memcpy(config.id, r->id, sizeof(config.id));

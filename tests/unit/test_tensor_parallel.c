@@ -60,7 +60,7 @@ static void expect_like_one(const struct rank_model *model, struct engine_config
         rank_run(&run, &several);
         cr_expect(memcmp(one.fingerprint, several.fingerprint, FINGERPRINT_BYTES) != 0);
         const double divergence = rank_answers_compare(&one, &several, 0);
-        cr_expect(divergence < 1e-6, "%d ranks diverge by %g", run.n_ranks, divergence);
+        cr_expect(divergence < 1e-6, "%s: %d ranks diverge by %g", engine.selector->name, run.n_ranks, divergence);
         rank_answer_free(&several);
     }
     rank_answer_free(&one);
@@ -99,6 +99,39 @@ Test(tensor_parallel, test_more_ranks_than_kv_heads)
     all.selector = &selector_streaming;
     all.fetch = INT32_MAX;
     expect_like_one(&model, all, (const int[]){3, 4}, 2);
+}
+
+/* ---- selectors ---- */
+
+static const struct selector_ops *const selectors[] = {&selector_adakv, &selector_chunkkv, &selector_h2o, &selector_keydiff, &selector_pyramidkv, &selector_snapkv, &selector_streaming, &selector_tova};
+enum { N_SELECTORS = sizeof(selectors) / sizeof(selectors[0]) };
+
+/* Heads that attend differently, so that those that compete for rows and those that vote choose otherwise where some are not heard; plan and memory agree on each rank (rank_run). */
+static void expect_selectors_like_one(const struct rank_model *model, struct engine_config engine, const int *n_ranks, int n)
+{
+    for (int i = 0; i < N_SELECTORS; i++) {
+        engine.selector = selectors[i];
+        expect_like_one(model, engine, n_ranks, n);
+    }
+}
+
+Test(tensor_parallel, test_every_selector_over_two_and_three_ranks)
+{
+    static const struct rank_model model = {.arch = "llama", .n_layers = 3, .dim = 96, .n_heads = 6, .n_kv_heads = 3, .head_dim = 32, .ffn_dim = 160, .n_vocab = VOCAB, .context = 512, .tied = true,
+                                            .n_dtypes = 1, .dtypes = {WEIGHT_F32}};
+    struct engine_config some = config();
+    some.fetch = 48;
+    expect_selectors_like_one(&model, some, (const int[]){2, 3}, 2);
+}
+
+/* Heads that ranks have parts of, in shares of 4 and 3, and one whole beside two parts; key biases too. All is attended: which slow pages are, a rank's own query heads say. */
+Test(tensor_parallel, test_every_selector_with_more_ranks_than_kv_heads)
+{
+    static const struct rank_model model = {.arch = "qwen2", .n_layers = 2, .dim = 96, .n_heads = 14, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 96, .n_vocab = VOCAB, .context = 512,
+                                            .n_dtypes = 1, .dtypes = {WEIGHT_F32}};
+    struct engine_config all = config();
+    all.fetch = INT32_MAX;
+    expect_selectors_like_one(&model, all, (const int[]){3, 4}, 2);
 }
 
 /* ---- every type and both file formats ---- */

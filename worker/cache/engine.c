@@ -80,7 +80,8 @@ static int min_int(int a, int b)
 static int kept_rows_max(const struct engine *engine)
 {
     const struct engine_config *config = &engine->config;
-    const int64_t most = config->selector->head_free_max(engine->model->config.n_kv_heads, config->budget);
+    const struct selector_shape shape = {.n_kv_heads = engine->model->config.n_kv_heads, .ranks = engine->ranks};
+    const int64_t most = config->selector->head_free_max(selector_n_kv_heads(&shape), config->budget);
     return most < config->max_context ? (int)most : config->max_context;
 }
 
@@ -154,7 +155,7 @@ static void size_engine(struct engine *engine)
     s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
     s->ops = op_scratch_bytes(engine);
     if (model_is_sharded(&m->config)) {
-        s->collective = m->collective_ops->device_bytes(m->config.shard.n_ranks, MODEL_GATHER_COLUMNS(&m->config));
+        s->collective = m->collective_ops->device_bytes(m->config.shard.n_ranks, model_gather_columns(&m->config));
         s->collective_host = m->collective_ops->host_bytes(m->config.shard.n_ranks);
     }
     if (engine->attended)
@@ -297,6 +298,12 @@ int engine_plan(const struct engine_config *config, struct model *model, struct 
     engine->config = *config;
     engine->model = model;
     derive(engine);
+    if (model_is_sharded(c)) {
+        engine->ranks = &engine->selector_ranks;
+        r = selector_ranks_init(model, &engine->selector_ranks);
+        if (r < 0)
+            return error_set(err, r, "%d KV heads over %d ranks are more parts than %d", c->shard.all_kv_heads, c->shard.n_ranks, SCORE_PARTS_MAX);
+    }
     r = block_layout_init(&engine->layout, config->format, (uint32_t)c->n_layers, (uint32_t)c->n_kv_heads, (uint32_t)c->head_dim);
     if (r < 0)
         return error_set(err, r, "no block layout for %d layers of %d KV heads of %d", c->n_layers, c->n_kv_heads, c->head_dim);

@@ -18,7 +18,8 @@ struct sequence_plan {
     int free_first, free_last;    /* the selector's candidates */
     int tail_first;
     int n_kept;                   /* n_sinks + n_free + n_tail: of a KV head, on average over layers and heads (the selector may share n_free unevenly) */
-    int n_free_max;               /* the largest sequence_plan_layer_free() */
+    int64_t kept_rows;            /* of all layers and KV heads: the sum of sequence_plan_layer_rows() */
+    int layer_rows_max;           /* the largest of them */
     int n_window;                 /* queries that the selector observes */
     bool all_queries;             /* it observes all of them, by their column sums */
     int n_prompt_blocks;          /* full blocks of the prompt */
@@ -41,6 +42,8 @@ static inline int recent_first(int n, int recent)
 void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, struct sequence_plan *ret_plan);
 /* What the selector chooses in `layer`: this many a KV head on average, n_kv_heads times as many in the layer. All layers together have n_layers * n_free. */
 int sequence_plan_layer_free(const struct engine *engine, const struct sequence_plan *plan, int layer);
+/* Kept rows of all KV heads that `layer` has room for: what there are, unless the heads compete with those of other ranks. */
+int sequence_plan_layer_rows(const struct engine *engine, const struct sequence_plan *plan, int layer);
 /* Chunks of n_new tokens that have to be computed. */
 int sequence_plan_chunks(const struct engine *engine, int n_new);
 /* Bridge for n_new tokens that have to be computed: of the device, and of pinned host memory (0: all of it is on the device). */
@@ -150,6 +153,8 @@ struct engine {
     enum bridge_place bridge;     /* config.bridge where there is a choice, else BRIDGE_DEVICE */
     struct stream *in, *out;      /* copies from and to the host beside the model's stream; NULL where the device's memory is the host's */
     struct model_workspace ws;
+    const struct selector_ranks *ranks; /* selector_ranks, where there are several; else NULL */
+    struct selector_ranks selector_ranks;
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
     bf16_t *own;                  /* [k, v][n_kv_heads, own_rows, head_dim]: a chunk's keys and values as computed, from the start of its first block on; NULL with exact values */
@@ -394,13 +399,13 @@ struct prefill {
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
     float *columns;         /* column sums [n_resident][n_kv_heads, n_prompt], then (m, l) [chunk, n_heads, 2] of the queries at work; NULL without all_queries */
     void *scratch;          /* selector's */
-    int32_t *indices;       /* [n_kv_heads * most kept rows of a layer] kept positions of one layer, head after head */
+    int32_t *indices;       /* [plan.layer_rows_max] kept positions of one layer, head after head */
 };
 
 /* Where one layer's kept rows lie: fixed at admission. How its KV heads share them is the selector's choice. */
 struct layer_rows {
     int64_t first; /* kept rows of the layers before it */
-    int n_rows;    /* kept rows of the layer, all KV heads */
+    int n_rows;    /* kept rows that the layer has room for, all KV heads; head_first tells how many there are */
 };
 
 struct sequence {
@@ -424,11 +429,12 @@ struct sequence {
     int retry_wait, retry_left; /* steps from the last refusal to the next try, and how many are left; 0: none was refused */
 
     struct layer_rows *layers; /* [n_layers] */
+    int64_t n_kept_rows;    /* of the layers whose prefill is done */
     bf16_t *fast;           /* [n_layers][k, v]{kept [layer's n_rows, head_dim], recent [n_kv_heads, recent_rows, head_dim]} */
     int recent_first;       /* position of recent row 0 */
     int32_t *kept_device;   /* the same as `kept` on the device, for the terms of key biases; NULL for models without any */
     int32_t *kept;          /* host: kept positions, layer after layer, head after head, ascending within a head */
-    int32_t *head_first;    /* host: [n_layers, n_kv_heads + 1], first row of each head among the layer's kept rows, then n_rows */
+    int32_t *head_first;    /* host: [n_layers, n_kv_heads + 1], first row of each head among the layer's kept rows, then how many rows there are */
     struct kv_block *table; /* [n_pages / BLOCK_SUBPAGES] device */
     uint16_t *masks;        /* [n_layers, n_kv_heads, n_pages] device: slow tokens of each sub-page below the recent window; full behind it */
     int32_t *n_prompt_pages; /* host: [n_layers, n_kv_heads] sub-pages below plan.recent_first with slow tokens */

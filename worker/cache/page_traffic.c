@@ -116,8 +116,8 @@ void page_traffic_layer(struct engine *e, struct sequence **sequences, int n)
 static void add_counts(struct sequence *seq, const struct page_counts *counts)
 {
     const struct model_config *c = &seq->engine->model->config;
-    const int n_rows = seq->plan.n_kept + seq->n_tokens + 1 - seq->recent_first; /* on average over layers and heads */
-    seq->stats.tokens_attended += (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)n_rows + counts->tokens;
+    const int n_recent = seq->n_tokens + 1 - seq->recent_first;
+    seq->stats.tokens_attended += (uint64_t)seq->n_kept_rows + (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)n_recent + counts->tokens;
     seq->stats.pages_attended += counts->pages;
     seq->stats.bytes_attended += counts->bytes;
     seq->stats.page_hits += counts->hits;

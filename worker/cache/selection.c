@@ -27,6 +27,7 @@ static int select_free(struct sequence *seq, int layer, int n_free, int32_t *ret
         .first = p->free_first,
         .last = p->free_last,
         .n_free = n_free,
+        .ranks = e->ranks,
         .scratch = seq->prefill.scratch,
     };
     return e->config.selector->select(&in, ret_n, ret_indices);
@@ -50,7 +51,7 @@ static int fill_kept(struct sequence *seq, int layer)
 {
     const struct sequence_plan *p = &seq->plan;
     const int n_kv_heads = seq->engine->model->config.n_kv_heads, n_mandatory = p->n_sinks + p->n_tail;
-    const int n_free = seq->layers[layer].n_rows / n_kv_heads - n_mandatory;
+    const int n_free = p->n_free ? sequence_plan_layer_free(seq->engine, p, layer) : 0;
     int32_t *rows = sequence_layer_kept(seq, layer), *first = sequence_head_first(seq, layer);
 
     memset(first, 0, (size_t)(n_kv_heads + 1) * sizeof(*first));
@@ -58,7 +59,7 @@ static int fill_kept(struct sequence *seq, int layer)
     if (r < 0)
         return r;
     int32_t from = place_heads(first, n_kv_heads, n_mandatory);
-    ASSERT(from == n_kv_heads * n_free);
+    ASSERT(from + n_kv_heads * n_mandatory <= seq->layers[layer].n_rows);
     /* Spread from the last head to the first, so that no head's choice is overwritten before it is moved. */
     for (int h = n_kv_heads - 1; h >= 0; h--) {
         int32_t *row = rows + first[h];
@@ -76,8 +77,9 @@ static int fill_kept(struct sequence *seq, int layer)
 int selection_run(struct sequence *seq, int layer)
 {
     const struct model *m = seq->engine->model;
-    const size_t n_rows = (size_t)seq->layers[layer].n_rows;
     int r = fill_kept(seq, layer);
+    const size_t n_rows = (size_t)sequence_head_first(seq, layer)[m->config.n_kv_heads];
+    seq->n_kept_rows += (int64_t)n_rows;
     if (r >= 0 && n_rows)
         r = m->dev->copy(m->stream, seq->prefill.indices, sequence_layer_kept(seq, layer), n_rows * sizeof(int32_t));
     if (r >= 0 && seq->kept_device && n_rows)

@@ -13,14 +13,14 @@ enum { CHUNKKV_CHUNK = 16 };
 
 static size_t chunkkv_scratch_bytes(const struct selector_shape *shape)
 {
-    return selector_rank_bytes(1, shape->n_candidates, shape->n_free);
+    return selector_rank_bytes(1, shape->n_candidates, shape->n_free) + selector_parts_bytes(shape);
 }
 
 /* Every token has its chunk's mean for a score, so ranking tokens ranks chunks: equal scores go by position. */
 static int chunkkv_select(const struct selector_input *in, int32_t *ret_n, int32_t *ret_indices)
 {
     const struct selector_window window = {.pool = 1, .all_heads = true, .chunk = CHUNKKV_CHUNK};
-    int r = selector_window_scores(in, &window, selector_rank_scores(in));
+    int r = selector_layer_row(in, &window);
     return r < 0 ? r : selector_rank(in, 1, ret_n, ret_indices);
 }
 
@@ -29,6 +29,7 @@ const struct selector_ops selector_chunkkv = {
     .n_window = SNAPKV_WINDOW,
     .layer_free = selector_even_layer_free,
     .head_free_max = selector_even_head_free_max,
+    .rows_max = selector_even_rows_max,
     .scratch_bytes = chunkkv_scratch_bytes,
     .select = chunkkv_select,
 };

@@ -12,16 +12,12 @@
 /* The candidates' sums one head after the other, then what is chosen. */
 static size_t h2o_scratch_bytes(const struct selector_shape *shape)
 {
-    return selector_rank_bytes(shape->n_kv_heads, shape->n_candidates, shape->n_free);
+    return selector_rank_bytes(shape->n_kv_heads, shape->n_candidates, shape->n_free) + selector_shared_bytes(shape);
 }
 
 static int h2o_select(const struct selector_input *in, int32_t *ret_n, int32_t *ret_indices)
 {
-    const int64_t n_candidates = in->last - in->first;
-    float *scores = selector_rank_scores(in);
-    int r = 0;
-    for (int h = 0; r >= 0 && h < in->n_kv_heads; h++)
-        r = in->dev->copy(in->stream, scores + h * n_candidates, in->column_sums + h * in->n_keys + in->first, (size_t)n_candidates * sizeof(*scores));
+    int r = selector_own_sums(in);
     return r < 0 ? r : selector_rank(in, in->n_kv_heads, ret_n, ret_indices);
 }
 
@@ -31,6 +27,7 @@ const struct selector_ops selector_h2o = {
     .all_queries = true,
     .layer_free = selector_even_layer_free,
     .head_free_max = selector_even_head_free_max,
+    .rows_max = selector_even_rows_max,
     .scratch_bytes = h2o_scratch_bytes,
     .select = h2o_select,
 };

@@ -41,6 +41,7 @@ const struct selector_ops selector_pyramidkv = {
     .n_window = SNAPKV_WINDOW,
     .layer_free = pyramidkv_layer_free,
     .head_free_max = pyramidkv_head_free_max,
+    .rows_max = selector_even_rows_max,
     .scratch_bytes = pyramidkv_scratch_bytes,
     .select = pyramidkv_select,
 };

@@ -14,6 +14,11 @@ int64_t selector_even_head_free_max(int n_kv_heads, int64_t n_free)
     return n_free;
 }
 
+int64_t selector_even_rows_max(const struct selector_shape *shape)
+{
+    return shape->n_kv_heads * shape->n_free;
+}
+
 /* Scores [n_rows, n_candidates], then the chosen candidates [n_rows, n_free]. */
 size_t selector_rank_bytes(int64_t n_rows, int64_t n_candidates, int64_t n_free)
 {

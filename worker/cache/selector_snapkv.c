@@ -12,13 +12,13 @@
 
 static size_t snapkv_scratch_bytes(const struct selector_shape *shape)
 {
-    return selector_rank_bytes(shape->n_kv_heads, shape->n_candidates, shape->n_free);
+    return selector_rank_bytes(shape->n_kv_heads, shape->n_candidates, shape->n_free) + selector_shared_bytes(shape);
 }
 
 static int snapkv_select(const struct selector_input *in, int32_t *ret_n, int32_t *ret_indices)
 {
     const struct selector_window window = {.pool = SNAPKV_POOL, .chunk = 1};
-    int r = selector_window_scores(in, &window, selector_rank_scores(in));
+    int r = selector_own_rows(in, &window);
     return r < 0 ? r : selector_rank(in, in->n_kv_heads, ret_n, ret_indices);
 }
 
@@ -27,6 +27,7 @@ const struct selector_ops selector_snapkv = {
     .n_window = SNAPKV_WINDOW,
     .layer_free = selector_even_layer_free,
     .head_free_max = selector_even_head_free_max,
+    .rows_max = selector_even_rows_max,
     .scratch_bytes = snapkv_scratch_bytes,
     .select = snapkv_select,
 };

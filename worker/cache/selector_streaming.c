@@ -23,6 +23,7 @@ const struct selector_ops selector_streaming = {
     .n_window = 0,
     .layer_free = selector_even_layer_free,
     .head_free_max = selector_even_head_free_max,
+    .rows_max = selector_even_rows_max,
     .scratch_bytes = streaming_scratch_bytes,
     .select = streaming_select,
 };

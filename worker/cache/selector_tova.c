@@ -9,13 +9,13 @@
 
 static size_t tova_scratch_bytes(const struct selector_shape *shape)
 {
-    return selector_rank_bytes(1, shape->n_candidates, shape->n_free);
+    return selector_rank_bytes(1, shape->n_candidates, shape->n_free) + selector_parts_bytes(shape);
 }
 
 static int tova_select(const struct selector_input *in, int32_t *ret_n, int32_t *ret_indices)
 {
     const struct selector_window window = {.pool = 1, .all_heads = true, .chunk = 1};
-    int r = selector_window_scores(in, &window, selector_rank_scores(in));
+    int r = selector_layer_row(in, &window);
     return r < 0 ? r : selector_rank(in, 1, ret_n, ret_indices);
 }
 
@@ -24,6 +24,7 @@ const struct selector_ops selector_tova = {
     .n_window = 1,
     .layer_free = selector_even_layer_free,
     .head_free_max = selector_even_head_free_max,
+    .rows_max = selector_even_rows_max,
     .scratch_bytes = tova_scratch_bytes,
     .select = tova_select,
 };

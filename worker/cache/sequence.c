@@ -57,7 +57,7 @@ static void take_host_arrays(struct sequence *seq, bool prompt_logprobs, struct 
     seq->leases = host_array(a, (size_t)p->n_blocks, sizeof(*seq->leases));
     seq->blocks = host_array(a, (size_t)p->n_blocks, sizeof(*seq->blocks));
     seq->layers = host_array(a, (size_t)c->n_layers, sizeof(*seq->layers));
-    seq->kept = host_array(a, n_lists * (size_t)p->n_kept, sizeof(*seq->kept));
+    seq->kept = host_array(a, (size_t)p->kept_rows, sizeof(*seq->kept));
     seq->head_first = host_array(a, (size_t)c->n_layers * ((size_t)c->n_kv_heads + 1), sizeof(*seq->head_first));
     seq->n_prompt_pages = host_array(a, n_lists, sizeof(*seq->n_prompt_pages));
     if (prompt_logprobs)
@@ -75,15 +75,12 @@ size_t sequence_host_bytes(struct engine *engine, const struct sequence_plan *pl
 /* Each layer's kept rows, one layer after the other. */
 static void place_layers(struct sequence *seq)
 {
-    const struct sequence_plan *p = &seq->plan;
-    const struct model_config *c = &seq->engine->model->config;
     int64_t first = 0;
-    for (int layer = 0; layer < c->n_layers; layer++) {
-        const int n_free = p->n_free ? sequence_plan_layer_free(seq->engine, p, layer) : 0;
-        seq->layers[layer] = (struct layer_rows){.first = first, .n_rows = c->n_kv_heads * (p->n_sinks + n_free + p->n_tail)};
+    for (int layer = 0; layer < seq->engine->model->config.n_layers; layer++) {
+        seq->layers[layer] = (struct layer_rows){.first = first, .n_rows = sequence_plan_layer_rows(seq->engine, &seq->plan, layer)};
         first += seq->layers[layer].n_rows;
     }
-    ASSERT(first == (int64_t)c->n_layers * c->n_kv_heads * p->n_kept);
+    ASSERT(first == seq->plan.kept_rows);
 }
 
 static int alloc_host(struct sequence *seq, bool prompt_logprobs)

@@ -45,24 +45,45 @@ int sequence_plan_layer_free(const struct engine *engine, const struct sequence_
     return (int)engine->config.selector->layer_free(&budget, layer);
 }
 
-static int most_free(const struct engine *engine, const struct sequence_plan *plan)
+static struct selector_shape shape_of(const struct engine *engine, const struct sequence_plan *plan, int n_free)
 {
-    int most = 0;
-    for (int layer = 0; layer < engine->model->config.n_layers; layer++)
-        most = max_int(most, sequence_plan_layer_free(engine, plan, layer));
-    return most;
+    return (struct selector_shape){
+        .n_kv_heads = engine->model->config.n_kv_heads,
+        .n_keys = plan->n_prompt,
+        .n_candidates = plan->free_last - plan->free_first,
+        .n_free = n_free,
+        .ranks = engine->ranks,
+    };
 }
 
-/* A layer's rows are its own, but all layers together have as many as with an even budget, so fast_bytes need not tell them apart. */
-static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
+int sequence_plan_layer_rows(const struct engine *engine, const struct sequence_plan *plan, int layer)
+{
+    const int n_free = plan->n_free ? sequence_plan_layer_free(engine, plan, layer) : 0;
+    const struct selector_shape shape = shape_of(engine, plan, n_free);
+    return engine->model->config.n_kv_heads * (plan->n_sinks + plan->n_tail) + (n_free ? (int)engine->config.selector->rows_max(&shape) : 0);
+}
+
+/* Returns the largest layer_free. */
+static int plan_layers(const struct engine *engine, struct sequence_plan *p)
+{
+    int most_free = 0;
+    for (int layer = 0; layer < engine->model->config.n_layers; layer++) {
+        const int n_rows = sequence_plan_layer_rows(engine, p, layer);
+        p->kept_rows += n_rows;
+        p->layer_rows_max = max_int(p->layer_rows_max, n_rows);
+        most_free = max_int(most_free, p->n_free ? sequence_plan_layer_free(engine, p, layer) : 0);
+    }
+    return most_free;
+}
+
+static void plan_bytes(const struct engine *engine, struct sequence_plan *p, int most_free)
 {
     const struct model_config *c = &engine->model->config;
-    const size_t row = 2 * (size_t)c->n_kv_heads * (size_t)c->head_dim * sizeof(bf16_t); /* K and V of one token in one layer */
-    const struct selector_shape shape = {
-        .n_kv_heads = c->n_kv_heads, .n_keys = p->n_prompt, .n_candidates = p->free_last - p->free_first, .n_free = p->n_free_max};
+    const size_t head_row = 2 * (size_t)c->head_dim * sizeof(bf16_t), row = (size_t)c->n_kv_heads * head_row; /* K and V of one token in one layer */
+    const struct selector_shape shape = shape_of(engine, p, most_free);
 
-    p->fast_bytes = round64((size_t)c->n_layers * (size_t)(p->n_kept + p->recent_rows) * row);
-    p->kept_bytes = c->qkv_bias ? round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_kept * sizeof(int32_t)) : 0;
+    p->fast_bytes = round64((size_t)p->kept_rows * head_row + (size_t)c->n_layers * (size_t)p->recent_rows * row);
+    p->kept_bytes = c->qkv_bias ? round64((size_t)p->kept_rows * sizeof(int32_t)) : 0;
     p->table_bytes = round64((size_t)(p->n_pages / BLOCK_SUBPAGES) * sizeof(struct kv_block));
     p->masks_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * sizeof(uint16_t));
     p->summaries_bytes = round64((size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)p->n_pages * engine->summary_bytes);
@@ -71,7 +92,7 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p)
     if (p->all_queries)
         p->columns_bytes = round64(((size_t)p->n_resident * (size_t)c->n_kv_heads * (size_t)p->n_prompt + 2 * (size_t)min_int(engine->config.chunk, p->n_prompt) * (size_t)c->n_heads) * sizeof(float));
     p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(&shape)) : 0;
-    p->indices_bytes = round64((size_t)c->n_kv_heads * (size_t)(p->n_kept - p->n_free + p->n_free_max) * sizeof(int32_t));
+    p->indices_bytes = round64((size_t)p->layer_rows_max * sizeof(int32_t));
     p->bad_bytes = round64(sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
     for (int first = 0; first < 2; first++)
@@ -98,7 +119,7 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     p.recent_first = engine_recent_first(engine, n_prompt, n_prompt);
     p.recent_rows = config->answer_stays ? p.n_total - p.recent_first : min_int(config->recent + BLOCK_TOKENS, p.n_total);
     plan_kept(&p, config->budget);
-    p.n_free_max = p.n_free ? most_free(engine, &p) : 0;
+    const int most_free = plan_layers(engine, &p);
     p.n_window = p.n_free ? min_int(config->selector->n_window, n_prompt) : 0;
     p.all_queries = p.n_free && config->selector->all_queries;
     p.n_prompt_blocks = n_prompt / BLOCK_TOKENS;
@@ -108,7 +129,7 @@ void sequence_plan_init(const struct engine *engine, int n_prompt, int max_new, 
     p.n_resident = config->order == PREFILL_LAYER_MAJOR ? 1 : engine->model->config.n_layers;
     p.bridge_on_host = engine->bridge == BRIDGE_HOST;
     p.stage_loads = true;
-    plan_bytes(engine, &p);
+    plan_bytes(engine, &p, most_free);
     *ret_plan = p;
 }
 

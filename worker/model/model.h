@@ -56,9 +56,15 @@ int model_open(const struct model_open_params *p, struct model **ret_model, stru
 int model_measure(const struct model_open_params *p, struct model_weights_size *ret_size, struct error *err);
 void model_close(struct model *model); /* NULL is fine */
 /* Who a sharded model computes with: from now until it is closed, forward calls are made by all ranks alike, and their results are the same on all. The collective's gather_columns are at
- * least MODEL_GATHER_COLUMNS(config). Before the first forward call. */
+ * least model_gather_columns(config). Before the first forward call. */
 void model_join(struct model *model, const struct collective_ops *ops, struct collective *collective);
-#define MODEL_GATHER_COLUMNS(config) ((config)->n_vocab > COLLECTIVE_MAX_RANKS ? (config)->n_vocab : COLLECTIVE_MAX_RANKS)
+/* Logits of one token, or a row of scores for every KV head, or the part of it that a rank has (worker/cache/selector.h). */
+static inline int64_t model_gather_columns(const struct model_config *config)
+{
+    const struct model_shard *s = &config->shard;
+    const int64_t scores = (int64_t)(s->all_kv_heads > s->n_ranks ? s->all_kv_heads : s->n_ranks) * config->max_context;
+    return config->n_vocab > scores ? config->n_vocab : scores;
+}
 
 /* Identity of the KV that this model makes (docs/design.md, block identity): weights, layer and head geometry, RoPE, key biases kept out, block format and layout version, tensor-parallel degree and rank. */
 void model_fingerprint(const struct model *model, enum kv_format format, int tp_degree, int tp_rank, uint8_t ret_fingerprint[FINGERPRINT_BYTES]);

@@ -175,7 +175,7 @@ static int open_collective(struct worker *w, struct error *err)
         .device = w->device,
         .rank = (int)w->options->tp_rank,
         .n_ranks = (int)w->options->engine.tp,
-        .gather_columns = MODEL_GATHER_COLUMNS(&w->model->config),
+        .gather_columns = model_gather_columns(&w->model->config),
         .deadline_us = timeout_us(w),
     };
     memcpy(config.id, w->communicator, sizeof(config.id));
