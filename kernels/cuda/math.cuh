@@ -19,12 +19,6 @@ DEVICE uint16_t bf16_from_float(float x)
     return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1)) >> 16);
 }
 
-/* Two of them in a register, the first in the lower half. */
-DEVICE uint32_t bf16_pair(float low, float high)
-{
-    return bf16_from_float(low) | (uint32_t)bf16_from_float(high) << 16;
-}
-
 DEVICE float fp16_to_float(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;

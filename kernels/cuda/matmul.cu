@@ -9,13 +9,32 @@
 
 enum { MATMUL_OUTS_MAX = 4 };
 
-__global__ void matmul_round_kernel(const float *x, int64_t n, int64_t n_cols, int64_t ld_x, int64_t ld, bf16_t *y)
+/* Four columns a thread, `row_blocks` blocks a row; nothing is divided but the block's number. `whole`: rows are whole vectors of four. */
+__global__ void __launch_bounds__(BLOCK_THREADS) matmul_round_kernel(const float *x, int64_t n_cols, int64_t ld_x, int64_t ld, unsigned row_blocks, bool whole, bf16_t *y)
 {
-    EACH_ELEMENT(i, n * ld)
-    {
-        const int64_t row = i / ld, c = i % ld;
-        y[i] = c < n_cols ? bf16_from_float(x[row * ld_x + c]) : 0;
+    const int64_t row = blockIdx.x / row_blocks, c = ((int64_t)(blockIdx.x % row_blocks) * BLOCK_THREADS + threadIdx.x) * 4;
+    const float *from = x + row * ld_x + c;
+    if (c >= ld)
+        return;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (whole && c < n_cols) {
+        v = *reinterpret_cast<const float4 *>(from);
+    } else {
+        v.x = c < n_cols ? from[0] : 0.0f;
+        v.y = c + 1 < n_cols ? from[1] : 0.0f;
+        v.z = c + 2 < n_cols ? from[2] : 0.0f;
+        v.w = c + 3 < n_cols ? from[3] : 0.0f;
     }
+    *reinterpret_cast<uint2 *>(y + row * ld + c) = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+}
+
+static int round_rows(struct stream *s, const float *x, int64_t n, int64_t n_cols, int64_t ld_x, int64_t ld, bf16_t *y)
+{
+    const int64_t row_blocks = ceil_div64(ld, 4 * BLOCK_THREADS);
+    const bool whole = n_cols % 4 == 0 && ld_x % 4 == 0 && (uintptr_t)x % sizeof(float4) == 0;
+    if (n * row_blocks > INT32_MAX)
+        return -ENOTSUP;
+    return LAUNCH(matmul_round_kernel, (unsigned)(n * row_blocks), BLOCK_THREADS, 0, s, x, n_cols, ld_x, ld, (unsigned)row_blocks, whole, y);
 }
 
 __global__ void matmul_add_kernel(float *y, int64_t n, int64_t n_cols, int64_t ld_y, const float *bias, const float *residual)
@@ -92,7 +111,7 @@ static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, con
     r = stream_fixed(s, &scratch);
     for (int64_t row = 0; r == 0 && row < n; row += lot) {
         const int64_t rows = n - row < lot ? n - row : lot;
-        r = LAUNCH(matmul_round_kernel, blocks_for(rows * ld), BLOCK_THREADS, 0, s, x + row * ld_x, rows, n_cols, ld_x, ld, (bf16_t *)scratch);
+        r = round_rows(s, x + row * ld_x, rows, n_cols, ld_x, ld, (bf16_t *)scratch);
         for (int i = 0; r == 0 && i < n_outs; i++)
             r = matmul_lot(s, (const bf16_t *)scratch, row, rows, &outs[i], stored);
     }

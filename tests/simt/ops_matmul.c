@@ -71,7 +71,8 @@ static void rows_in_units(struct ops_test *t, enum weight_dtype dtype)
 /* Two weights over the same x, with strides, a bias, and a residual in place or elsewhere. */
 static void matmul(struct ops_test *t, enum weight_dtype dtype, int n, int rows_a, int rows_b, int n_cols)
 {
-    const size_t ld_x = (size_t)n_cols + 3, ld_a = (size_t)rows_a + 5, ld_b = (size_t)rows_b, a_bytes = sizeof(float) * ld_a * (size_t)n, b_bytes = sizeof(float) * ld_b * (size_t)n;
+    /* Rows of whole vectors, and not. */
+    const size_t ld_x = (size_t)n_cols + (n % 2 ? 3 : 4), ld_a = (size_t)rows_a + 5, ld_b = (size_t)rows_b, a_bytes = sizeof(float) * ld_a * (size_t)n, b_bytes = sizeof(float) * ld_b * (size_t)n;
     struct matrix a = matrix_make(t, dtype, rows_a, n_cols), b = matrix_make(t, dtype, rows_b, n_cols);
     float *x = ops_test_floats(t, ld_x * (size_t)n, 1), *bias = ops_test_floats(t, (size_t)rows_a, .1), *residual = ops_test_floats(t, ld_b * (size_t)n, .2);
     float *ya = ops_test_floats(t, ld_a * (size_t)n, 1), *yb = ops_test_alloc(b_bytes);
@@ -177,6 +178,7 @@ void test_ops_matmul(struct ops_test *t)
         embed(t, dtypes[i], 7, dtypes[i] < WEIGHT_Q8_0 ? 37 : plain_block_cols(dtypes[i]) * 3);
     rows_in_units(t, WEIGHT_F32);
     rows_in_units(t, WEIGHT_Q4_K);
+    matmul(t, WEIGHT_BF16, 2, 9, 3, 1100);
     matmul(t, WEIGHT_BF16, 1, 17, 3, 29);
     matmul(t, WEIGHT_Q4_1, 9, 33, 20, 96);
     ops_test_true(t, "no rows", t->gpu_ops->weight_bytes(WEIGHT_BF16, 0, 8) == 0 && t->gpu_ops->weight_bytes(WEIGHT_Q4_K, 8, 128) == 0);

@@ -225,6 +225,16 @@ inline void load_matrix_x4_transposed(uint32_t r[4], const void *row)
     simt::MatrixLoad load = {r, row};
     simt::meet(simt::load_matrix_transposed, 0xFFFFFFFFu, &load);
 }
+inline uint32_t bf16_pair(float low, float high)
+{
+    const float values[2] = {low, high};
+    uint32_t pair = 0;
+    for (int i = 0; i < 2; i++) {
+        const uint32_t u = __float_as_uint(values[i]), bits = values[i] != values[i] ? 0x7FFFu : (u + 0x7FFFu + (u >> 16 & 1)) >> 16;
+        pair |= bits << 16 * i;
+    }
+    return pair;
+}
 /* d = a b + c, fragments of 16 x 16, 16 x 8 and 16 x 8. */
 inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4])
 {
