@@ -14,18 +14,17 @@ static const size_t register_piece = (size_t)1 << 30;
 
 int cuda_error(cudaError_t error)
 {
+    if (error != cudaSuccess)
+        cudaGetLastError(); /* the thread's record of it, which LAUNCH would take for its own error; one that stays with the device is given by every call all the same */
     switch (error) {
     case cudaSuccess:
         return 0;
     case cudaErrorMemoryAllocation:
-        cudaGetLastError(); /* not sticky: takes it off the list, so that the next launch is not blamed */
         return -ENOMEM;
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:
-        cudaGetLastError();
         return -EINVAL;
     case cudaErrorNotSupported:
-        cudaGetLastError();
         return -ENOTSUP;
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
@@ -109,7 +108,7 @@ static int device_init(struct device *device)
         r = cublas_error(cublasCreate(&device->blas));
     if (r == 0)
         device->cudnn = cudnn_attention_open(&device->cudnn_version);
-    return r;
+    return r == 0 && !device->cudnn && cudnn_attention_required() ? -ENOTSUP : r;
 }
 
 static int device_open(const struct device_config *config, struct device **ret_device)
@@ -227,17 +226,32 @@ static size_t registered_take(struct device *device, const void *base)
     return bytes;
 }
 
-/* Blocks leave by DMA, so a mapping that may be written is registered for writing; one that may only be read has to be registered as such, and which error says so differs between
- * drivers. */
+/* Whether the process may write at this address; true where that cannot be found out. */
+static bool is_writable(const void *address)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    unsigned long long first, end;
+    char line[512], rights[5];
+    bool found = false;
+    while (maps && !found && fgets(line, sizeof line, maps))
+        found = sscanf(line, "%llx-%llx %4s", &first, &end, rights) == 3 && (uintptr_t)address >= first && (uintptr_t)address < end;
+    if (maps)
+        fclose(maps);
+    return !found || rights[1] == 'w';
+}
+
+/* Blocks leave by DMA, so a mapping that may be written is registered for writing. One that may only be read has to be registered as such, and which error says so otherwise differs between
+ * drivers, so the mapping is asked. Kernels follow the host's addresses. */
 static int device_host_register(struct device *device, void *base, size_t bytes, host_progress_fn *progress, void *arg)
 {
     if (!base || bytes == 0)
         return -EINVAL;
+    const bool writable = is_writable(base);
+    if (!device->properties.canUseHostPointerForRegisteredMem || (!writable && !device->properties.hostRegisterReadOnlySupported))
+        return -ENOTSUP;
     int r = cuda_error(cudaSetDevice(device->ordinal)); /* of this thread */
     if (r == 0)
-        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped, progress, arg);
-    if (r < 0 && r != -ENOMEM && r != -ECANCELED)
-        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly, progress, arg);
+        r = register_pieces(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped | (writable ? 0 : cudaHostRegisterReadOnly), progress, arg);
     if (r < 0)
         return r;
     r = registered_add(device, base, bytes);

@@ -2,7 +2,9 @@
 #include "kernels/cuda/cudnn_api.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum tensor_id { ID_Q = 1, ID_K, ID_V, ID_O, ID_STATS, ID_SCALE, ID_LENGTH_Q, ID_LENGTH_KV, ID_END };
 enum { N_TENSORS = ID_END - ID_Q, HEURISTICS_MAX = 16 };
@@ -25,6 +27,12 @@ struct cudnn_attention {
     struct plan plans[CUDNN_ATTENTION_PLANS];
     int n_plans;
 };
+
+bool cudnn_attention_required(void)
+{
+    const char *wanted = getenv("TIDEPOOL_CUDNN");
+    return wanted && strcmp(wanted, "require") == 0;
+}
 
 struct cudnn_attention *cudnn_attention_open(size_t *ret_version)
 {
@@ -210,13 +218,21 @@ static bool fill_pack(const struct cudnn_attention *a, const struct cudnn_attent
            finalize(a, *ret_pack);
 }
 
+static int refuse(const struct cudnn_attention_shape *s, const char *what)
+{
+    if (!cudnn_attention_required())
+        return -ENOTSUP;
+    fprintf(stderr, "cuDNN: %s for %d heads, %d KV heads, head dim %d, %lld queries, %lld keys\n", what, s->n_heads, s->n_kv_heads, s->head_dim, (long long)s->max_queries, (long long)s->max_keys);
+    return -EIO;
+}
+
 int cudnn_attention_forward(struct cudnn_attention *a, const struct cudnn_attention_shape *shape, const struct cudnn_attention_run *run)
 {
     cudnn_descriptor pack = NULL;
     struct plan *p = find_plan(a, shape);
     if (!p || !p->plan || p->failed)
-        return -ENOTSUP;
+        return refuse(shape, "no plan");
     p->failed = !(a->api->set_stream(a->handle, run->stream) == CUDNN_OK && fill_pack(a, shape, run, &pack) && a->api->execute(a->handle, p->plan, pack) == CUDNN_OK);
     destroy(a, pack);
-    return p->failed ? -ENOTSUP : 0;
+    return p->failed ? refuse(shape, "execution failed") : 0;
 }

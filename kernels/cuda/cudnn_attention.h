@@ -31,11 +31,13 @@ struct cudnn_attention_run {
 
 enum { CUDNN_ATTENTION_PLANS = 256, CUDNN_ATTENTION_WORKSPACE = 1 << 20 };
 
+/* Whether the environment has TIDEPOOL_CUDNN=require: for tests, where what cuDNN does not do shall fail instead of being done by the own kernel. */
+bool cudnn_attention_required(void);
 /* NULL when there is no cuDNN; ret_version is then 0. */
 struct cudnn_attention *cudnn_attention_open(size_t *ret_version);
 void cudnn_attention_close(struct cudnn_attention *attention); /* NULL is fine */
 /* Submits. -ENOTSUP: cuDNN has no plan for the shape within the workspace, or did not execute it, which is remembered, or there are as many plans as are kept: somebody else has to do it. If it is the
- * device that failed, that one will hear of it. */
+ * device that failed, that one will hear of it. -EIO in the place of -ENOTSUP where cuDNN is required, with a line on stderr. */
 int cudnn_attention_forward(struct cudnn_attention *attention, const struct cudnn_attention_shape *shape, const struct cudnn_attention_run *run);
 #ifdef __cplusplus
 }

@@ -1,9 +1,11 @@
 /* The device itself: memory by tag, limits, streams that wait for each other, registered host memory. */
 #include "tests/simt/ops_test.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static void memory_is_counted_by_tag(struct ops_test *t)
 {
@@ -100,14 +102,24 @@ static void events_order_streams(struct ops_test *t)
     free(gate), free(up), free(expected);
 }
 
-static void kernels_read_registered_memory(struct ops_test *t)
+/* A mapping as a store's client has it: of a sealed memfd, to be written or only read. */
+static void *pool_mapping(struct ops_test *t, const void *content, size_t bytes, bool writable)
+{
+    const int fd = memfd_create("ops_test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ops_test_true(t, "memfd", fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && pwrite(fd, content, bytes, 0) == (ssize_t)bytes &&
+                                  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+    void *pool = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    ops_test_true(t, "mmap", pool != MAP_FAILED);
+    close(fd);
+    return pool;
+}
+
+static void kernels_read_registered_memory(struct ops_test *t, bool writable)
 {
     enum { ROWS = 64, D = 64, BYTES = ROWS * D * 2 * 2 };
     const struct device_ops *ops = t->gpu_backend->device;
-    uint16_t *pool = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *rows = ops_test_bf16(t, 2 * ROWS * D, 1);
+    uint16_t *rows = ops_test_bf16(t, 2 * ROWS * D, 1), *pool = pool_mapping(t, rows, BYTES, writable);
     int32_t indices[ROWS];
-    ops_test_true(t, "mmap", pool != MAP_FAILED);
-    memcpy(pool, rows, BYTES);
     for (int i = 0; i < ROWS; i++)
         indices[i] = ROWS - 1 - i;
     int32_t *dindices = ops_test_upload(t, indices, sizeof indices);
@@ -196,7 +208,8 @@ void test_ops_device(struct ops_test *t)
     a_limit_holds(t);
     events_order_streams(t);
     rows_are_copied(t);
-    kernels_read_registered_memory(t);
+    kernels_read_registered_memory(t, true);
+    kernels_read_registered_memory(t, false);
     copies_go_through_host_memory(t);
     registration_is_told_and_may_be_ended(t);
 }

@@ -13,6 +13,8 @@ cudaError_t cudaGetDeviceCount(int *count)
 
 cudaError_t cudaSetDevice(int device)
 {
+    if (device == 0)
+        device_set();
     return set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
@@ -26,6 +28,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
     ret->major = 8;
     ret->multiProcessorCount = 4;
     ret->sharedMemPerBlockOptin = SHARED_LIMIT;
+    ret->canUseHostPointerForRegisteredMem = ret->hostRegisterReadOnlySupported = 1;
     return cudaSuccess;
 }
 
@@ -53,11 +56,13 @@ const char *cudaGetErrorString(cudaError_t error)
 
 struct simt_cublas {
     cudaStream_t stream;
+    void *workspace;
+    size_t workspace_bytes;
 };
 
 cublasStatus_t cublasCreate(cublasHandle_t *handle)
 {
-    *handle = new simt_cublas{nullptr};
+    *handle = new simt_cublas{};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -70,11 +75,16 @@ cublasStatus_t cublasDestroy(cublasHandle_t handle)
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
 {
     handle->stream = stream;
+    handle->workspace = nullptr; /* back to the library's own */
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t)
+cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void *workspace, size_t bytes)
 {
+    if ((uintptr_t)workspace % 256)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    handle->workspace = workspace;
+    handle->workspace_bytes = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -98,7 +108,13 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (m < 0 || n < 0 || k < 0 || lda < k || ldb < k || ldc < m || !handle->stream)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (!handle->workspace)
+        report("cublasGemmEx", "without a workspace of the caller's, which the library would allocate");
+    void *workspace = handle->workspace;
+    const size_t workspace_bytes = handle->workspace_bytes < 4096 ? handle->workspace_bytes : 4096; /* some of it: enough to see who else uses it */
     enqueue(handle->stream, "cublasGemmEx", [=] {
+        memset(workspace, 0xA5, workspace_bytes);
+        check::range_written(workspace, workspace_bytes);
         for (int i = 0; k > 0 && i < m; i++)
             check::range_read(a + (size_t)i * lda, sizeof *a * (size_t)k);
         for (int j = 0; k > 0 && j < n; j++)

@@ -195,6 +195,7 @@ using namespace simt;
 cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
 {
     Memory &m = memory();
+    need_device("cudaMalloc");
     std::lock_guard<std::mutex> guard(m.lock);
     *ret_memory = nullptr;
     if (device_error() != cudaSuccess)
@@ -224,6 +225,7 @@ cudaError_t cudaFree(void *address)
 cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned)
 {
     Memory &m = memory();
+    need_device("cudaHostAlloc");
     std::lock_guard<std::mutex> guard(m.lock);
     void *address;
     *ret_memory = nullptr;
@@ -251,13 +253,29 @@ cudaError_t cudaFreeHost(void *address)
     return cudaSuccess;
 }
 
+/* Pages are pinned for writing, which a mapping for reading alone refuses. */
+static bool mapping_is_read_only(const void *address)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    unsigned long first, end;
+    char line[512], rights[5];
+    bool read_only = false;
+    while (maps && fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx %4s", &first, &end, rights) == 3 && (uintptr_t)address >= first && (uintptr_t)address < end)
+            read_only = rights[1] != 'w';
+    if (maps)
+        fclose(maps);
+    return read_only;
+}
+
 cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags)
 {
     Memory &m = memory();
+    need_device("cudaHostRegister");
     std::lock_guard<std::mutex> guard(m.lock);
     size_t left;
     auto next = m.allocations.upper_bound((uintptr_t)address);
-    if (!address || bytes == 0 || (uintptr_t)address % page_bytes)
+    if (!address || bytes == 0 || (uintptr_t)address % page_bytes || (!(flags & cudaHostRegisterReadOnly) && mapping_is_read_only(address)))
         return set_error(cudaErrorInvalidValue);
     if (find(m, address, &left) || (next != m.allocations.end() && next->first < (uintptr_t)address + bytes))
         return set_error(cudaErrorHostMemoryAlreadyRegistered);

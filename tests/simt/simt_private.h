@@ -17,7 +17,7 @@
 
 namespace simt {
 
-enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, N_BARRIERS = 16, N_MEETINGS = 4, SHARED_STATIC_LIMIT = 48 << 10, SHARED_LIMIT = 163 << 10 /* of sm_80 */ };
+enum { WARP = 32, MAX_THREADS = 1024, MAX_PARAMETER_BYTES = 4096, MAX_WARPS = MAX_THREADS / WARP, N_BARRIERS = 16, N_MEETINGS = 4, SHARED_STATIC_LIMIT = 48 << 10, SHARED_LIMIT = 163 << 10 /* of sm_80 */ };
 #ifdef SIMT_ASAN
 enum { FIBER_STACK_BYTES = 256 << 10 };
 #else
@@ -139,5 +139,9 @@ struct Options {
 Options &options();
 /* What every call returns: an error that stays, once the device is broken. */
 cudaError_t device_error();
+/* A thread that calls the runtime has the first device until it sets another. In a program that sets devices at all, one that has not is reported: it would use the wrong one where there are
+ * several. */
+void device_set();
+void need_device(const char *call);
 
 } /* namespace simt */

@@ -73,6 +73,20 @@ cudaError_t device_error()
     return broken ? set_error(cudaErrorLaunchFailure) : cudaSuccess;
 }
 
+static std::atomic<bool> devices_are_set;
+static thread_local bool device_is_set;
+
+void device_set()
+{
+    devices_are_set = device_is_set = true;
+}
+
+void need_device(const char *call)
+{
+    if (devices_are_set && !device_is_set)
+        report("a thread that has set no device calls the runtime", call);
+}
+
 static bool runnable(const simt_stream *s)
 {
     return !s->queue.empty() && (!s->queue.front().wait || s->queue.front().wait->done);
@@ -177,6 +191,7 @@ template <class Done> static cudaError_t query(Done done, const check::Clock &cl
 /* What was submitted before the device broke still runs. */
 static cudaError_t submit(cudaStream_t stream, simt_operation operation)
 {
+    need_device(operation.name);
     std::lock_guard<std::mutex> guard(streams().lock);
     if (broken)
         return device_error();
@@ -220,6 +235,10 @@ cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack,
 {
     const dim3 g = shape.grid, b = shape.block;
     const uint64_t n_threads = (uint64_t)b.x * b.y * b.z;
+    if (last_error != cudaSuccess && !broken)
+        report("a launch would be blamed for an earlier error that nobody took", std::string(shape.name) + ", " + cudaGetErrorName(last_error));
+    if (shape.pack_bytes > MAX_PARAMETER_BYTES)
+        report("a kernel with more than 4 KiB of parameters", shape.name);
     if (n_threads == 0 || n_threads > MAX_THREADS || b.z > 64 || g.x == 0 || g.y == 0 || g.z == 0 || g.x > INT32_MAX || g.y > 65535 || g.z > 65535)
         return set_error(cudaErrorInvalidConfiguration);
     if (shape.shared_bytes > (size_t)dynamic_shared_limit(shape.function))
@@ -266,6 +285,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned)
 {
     Streams &all = streams();
     simt_stream *s = new simt_stream();
+    need_device("cudaStreamCreate");
     std::lock_guard<std::mutex> guard(all.lock);
     all.all.push_back(s);
     if (options().threads)

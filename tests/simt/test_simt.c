@@ -3,8 +3,10 @@
 #include "tests/simt/simt.h"
 #include <criterion/criterion.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { SEEDS = 6 };
 
@@ -284,4 +286,39 @@ Test(simt, limits_of_a_launch_are_kept)
     cr_assert_eq(cudaMalloc(&a, 16), cudaSuccess);
     cr_assert_eq(cudaMalloc(&b, 16), cudaErrorMemoryAllocation);
     cr_assert_null(b);
+}
+
+/* Whoever launches asks for the last error of the thread. */
+Test(simt, an_error_that_nobody_took_is_reported_at_the_next_launch, .signal = SIGABRT)
+{
+    cudaStream_t s = stream_make();
+    unsigned *counter = device_make(s, NULL, sizeof *counter);
+    float *x = device_make(s, NULL, 64 * sizeof *x);
+    cr_assert_eq(cudaHostUnregister(x), cudaErrorHostMemoryNotRegistered);
+    probe_run_count(s, 1, counter, x, 1);
+}
+
+static void *make_stream(void *arg)
+{
+    *(cudaStream_t *)arg = stream_make();
+    return NULL;
+}
+
+Test(simt, a_thread_that_sets_no_device_is_reported, .signal = SIGABRT)
+{
+    cudaStream_t s;
+    pthread_t thread;
+    cr_assert_eq(cudaSetDevice(0), cudaSuccess);
+    make_stream(&s);
+    cr_assert_eq(pthread_create(&thread, NULL, make_stream, &s), 0);
+    pthread_join(thread, NULL);
+}
+
+Test(simt, a_mapping_that_is_read_only_is_registered_as_such)
+{
+    void *memory = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(memory, MAP_FAILED);
+    cr_assert_eq(cudaHostRegister(memory, 4096, cudaHostRegisterMapped), cudaErrorInvalidValue);
+    cr_assert_eq(cudaHostRegister(memory, 4096, cudaHostRegisterMapped | cudaHostRegisterReadOnly), cudaSuccess);
+    cr_assert_eq(cudaHostUnregister(memory), cudaSuccess);
 }

@@ -48,6 +48,7 @@ struct cudaDeviceProp {
     size_t totalGlobalMem;
     int major, minor, multiProcessorCount;
     size_t sharedMemPerBlockOptin;
+    int canUseHostPointerForRegisteredMem, hostRegisterReadOnlySupported;
 };
 
 const char *cudaGetErrorName(cudaError_t error);
