@@ -189,12 +189,17 @@ static const struct kernel_backend *plugin_load(const char *path)
     return get();
 }
 
-/* ops_test [--plugin PATH] [NAME]...: all groups, or those named; of the plugin, or of the backend that is linked in. Exit status 0: all passed, 1: a check failed, 2: it could not run. */
+/* ops_test [--plugin PATH] [--list | NAME...]: all groups, or those named; of the plugin, or of the backend that is linked in. --list only names them. Exit status 0: all passed, 1: a check failed, 2: it could not run. */
 int main(int argc, char **argv)
 {
     struct ops_test t = {.cpu_backend = cpu_backend()};
     struct device_properties properties;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+            printf("%s\n", tests[i].name);
+        return 0;
+    }
     if (argc > 2 && strcmp(argv[1], "--plugin") == 0) {
         t.gpu_backend = plugin_load(argv[2]);
         argc -= 2, argv += 2;

@@ -136,13 +136,20 @@ static int run_engine(struct gpu_bench *b, int64_t fetch, int64_t cache, struct 
 
 int bench_decode(struct gpu_bench *b, struct error *err)
 {
-    int r = 0;
+    int r = 0, failed = 0;
     if (b->batches.n == 0)
         return 0;
     printf("\nDecoding behind %lld tokens, a document and a question of %d tokens each\n\n", (long long)b->decode_context, QUESTION_TOKENS);
     printf("| fetch | page cache, GiB | sequences | tokens/s | step, ms | MB attended a token | MB over the bus a token | hit rate |\n|---|---|---|---|---|---|---|---|\n");
     for (int i = 0; r >= 0 && i < b->fetches.n; i++)
-        for (int j = 0; r >= 0 && j < b->page_caches.n; j++)
+        for (int j = 0; r >= 0 && j < b->page_caches.n; j++) {
+            char row[64];
             r = run_engine(b, b->fetches.values[i], b->page_caches.values[j], err);
-    return r;
+            snprintf(row, sizeof(row), "%lld | %.1f", (long long)b->fetches.values[i], (double)b->page_caches.values[j] / (1 << 30));
+            if (r < 0 && bench_goes_on(r, row, err)) {
+                failed = r;
+                r = 0;
+            }
+        }
+    return r >= 0 && failed < 0 ? error_set(err, failed, "decode: a row failed, see the table") : r;
 }

@@ -83,15 +83,24 @@ int bench_prefill(struct gpu_bench *b, struct error *err)
     struct device_properties properties;
     uint64_t document = 0;
     int r = 0;
+    int failed = 0;
     b->dev->properties(b->device, &properties);
     const int n_places = properties.host_memory ? 1 : 2;
     printf("\n| prompt | chunk | bridge | first token, s | tokens/s | warm, s | cached | GB to the pool | peak beyond the weights, MiB |\n|---|---|---|---|---|---|---|---|---|\n");
     for (int i = 0; r >= 0 && i < b->prefill_lengths.n * b->chunks.n * n_places; i++) {
         const int n = (int)b->prefill_lengths.values[i / (b->chunks.n * n_places)], chunk = (int)b->chunks.values[i / n_places % b->chunks.n];
         struct prefill_figures f = {0};
+        char row[64];
+        if (n_places > 1 && !b->bridges[i % n_places])
+            continue;
         r = measure(b, n, chunk, places[i % n_places], ++document, &f, err);
-        if (r >= 0)
+        snprintf(row, sizeof(row), "%d | %d | %s", n, chunk, bridge_choices[places[i % n_places]]);
+        if (r >= 0) {
             print_row(b, n, chunk, places[i % n_places], &f);
+        } else if (bench_goes_on(r, row, err)) {
+            failed = r;
+            r = 0;
+        }
     }
-    return r;
+    return r >= 0 && failed < 0 ? error_set(err, failed, "prefill: a row failed, see the table") : r;
 }

@@ -29,6 +29,21 @@ engine="$(cmake_list formats/CMakeLists.txt 'add_library(formats STATIC') $(cmak
     $(cmake_list worker/cache/CMakeLists.txt 'add_library(worker_cache') $(cmake_list kvstore/CMakeLists.txt 'add_library(kvstore_pool')"
 bench=$(cmake_list tests/bench/CMakeLists.txt 'add_executable(tidepool-gpubench')
 
+# cuBLAS is the toolkit's, or else that of a Python package, which has no libcublas.so to link with.
+includes= cublas=
+cublas_find() {
+    local folder=$toolkit/lib64 place
+    if [ -f "$toolkit/include/cublas_v2.h" ] && [ -e "$folder/libcublas.so" ]; then
+        cublas="-L$folder -lcublas -Xlinker -rpath=$folder"
+        return
+    fi
+    place=$(python3 -B -c 'import glob, importlib.util as u; print(next((f for p in u.find_spec("nvidia").submodule_search_locations for f in glob.glob(p + "/*/include/cublas_v2.h")), ""))' 2>/dev/null)
+    place=${place%/include/cublas_v2.h}
+    [ -n "$place" ] || { echo "cublas_v2.h is neither in $toolkit nor in a Python package" >&2; exit 1; }
+    includes="-I$place/include"
+    cublas="-Xlinker $(ls "$place"/lib/libcublas.so.* | head -n 1) -Xlinker -rpath=$place/lib"
+}
+
 commands=$(mktemp)
 trap 'rm -f "$commands"' EXIT
 objects= # of the last `compile`
@@ -62,20 +77,29 @@ fi
 cuda_objects= links=
 if [ "$cuda" = on ]; then
     nvcc=${NVCC:-nvcc}
-    toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v "$nvcc")")")")
+    toolkit=$("$nvcc" --dryrun -c -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p') # nvcc may be a script that calls the real one
+    toolkit=$(cd "${toolkit:-$(dirname "$(command -v "$nvcc")")/..}" && pwd)
+    cublas_find
     codes=$(for arch in $archs; do printf ' -gencode arch=compute_%s,code=sm_%s' "$arch" "$arch"; done)
     # The base, which the plugin has too, is compiled already.
-    compile "$common -I$toolkit/include" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_C$' | grep -v /proto/base/)
+    compile "$common -I$toolkit/include $includes" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_C$' | grep -v /proto/base/)
     cuda_objects=$objects
     cc="$nvcc"
-    compile "-std=c++17 -O3 --fmad=false $codes -I. -Xcompiler -fPIC,-fno-strict-aliasing" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_CU$')
+    compile "-std=c++17 -O3 --fmad=false -lineinfo $codes -I. $includes -Xcompiler -fPIC,-fno-strict-aliasing" "" $(cmake_list kernels/cuda/sources.cmake 'set(CUDA_BACKEND_CU$')
     cuda_objects+=$objects
 fi
-# The slowest first.
-{ grep '\.cu ' "$commands" || true; grep -v '\.cu ' "$commands"; } | xargs -P "$jobs" -d '\n' -n 1 bash -c '$0 || { echo "failed: $0" >&2; exit 255; }'
+# The slowest first: the largest of nvcc's files.
+by_size() {
+    local object
+    while read -r command; do
+        object=${command% -o *}
+        printf '%s %s\n' "$(stat -c %s "${object##* }")" "$command"
+    done | sort -rn | cut -d ' ' -f 2-
+}
+{ { grep '\.cu ' "$commands" || true; } | by_size; grep -v '\.cu ' "$commands"; } | xargs -P "$jobs" -d '\n' -n 1 bash -c '$0 || { echo "failed: $0" >&2; exit 255; }'
 if [ "$cuda" = on ]; then
-    "$nvcc" -shared -Xlinker --version-script=kernels/cuda/plugin.map -o "$out/bin/libtidepool_cuda.so" $cuda_objects "$out"/proto_base_{clock,error}.c.o -lcublas -ldl
-    "$nvcc" -o "$out/bin/ops_test" $test_objects $cuda_objects $cpu_objects -lcublas -lm -ldl -lpthread
+    "$nvcc" -shared -Xlinker --no-undefined -Xlinker --version-script=kernels/cuda/plugin.map -o "$out/bin/libtidepool_cuda.so" $cuda_objects "$out"/proto_base_{clock,error}.c.o $cublas -ldl
+    "$nvcc" -o "$out/bin/ops_test" $test_objects $cuda_objects $cpu_objects $cublas -lm -ldl -lpthread
 fi
 ${CC:-cc} -o "$out/bin/tidepool-gpubench" $bench_objects $cpu_objects -lm -ldl -lpthread
 ls -1 "$out"/bin

@@ -15,8 +15,10 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { CONTEXT_MAX = 1 << 21 /* of random weights, whatever the shape was trained with: an answer may follow a prompt of that length */ };
+
 struct options {
-    const char *shape, *model, *selector, *prefill_lengths, *chunks, *batches, *fetches, *page_caches;
+    const char *shape, *model, *selector, *prefill_lengths, *chunks, *bridges, *batches, *fetches, *page_caches;
     int64_t budget, recent, decode_context, decode_steps, ops_context, pool_size, threads, seed;
     int device, format;
     bool json;
@@ -33,6 +35,7 @@ static const struct option_spec specs[] = {
     {.name = "recent", .kind = OPTION_INT, FIELD(recent), .fallback = "128", .min = 0, .max = 1 << 24, .metavar = "N", .help = "newest tokens per layer and KV head"},
     {.name = "prefill", .kind = OPTION_STR, FIELD(prefill_lengths), .fallback = "8192,32768,131072", .metavar = "LIST", .help = "prompt lengths in tokens; none: no prefill is measured"},
     {.name = "chunks", .kind = OPTION_STR, FIELD(chunks), .fallback = "1024,2048", .metavar = "LIST", .help = "prompt tokens computed at a time; decoding takes the last one"},
+    {.name = "bridges", .kind = OPTION_STR, FIELD(bridges), .fallback = "device,host", .metavar = "LIST", .help = "where hidden states lie between layers: device, host, or both; a CPU has one place"},
     {.name = "decode", .kind = OPTION_STR, FIELD(batches), .fallback = "1,4,16,32,64", .metavar = "LIST", .help = "sequences decoded together, ascending; none: no decoding is measured"},
     {.name = "decode-context", .kind = OPTION_INT, FIELD(decode_context), .fallback = "130048", .min = 256, .max = 1 << 24, .metavar = "N", .help = "tokens before each answer"},
     {.name = "decode-steps", .kind = OPTION_INT, FIELD(decode_steps), .fallback = "64", .min = 1, .max = 100000, .metavar = "N", .help = "tokens decoded a measurement"},
@@ -85,6 +88,16 @@ void bench_memory_text(const struct device_memory_stats *stats, char *text, size
         snprintf(text + used, size - used, "; together %.1f", (double)(stats->total_peak - stats->now[MEM_WEIGHTS]) / (1 << 20));
 }
 
+bool bench_goes_on(int result, const char *row, struct error *err)
+{
+    if (result == -EIO || result == -ENODEV)
+        return false;
+    printf("| %s | %s |\n", row, err->text[0] ? err->text : strerror(-result));
+    fflush(stdout);
+    err->text[0] = 0;
+    return true;
+}
+
 /* ---- options ---- */
 
 static int parse_list(const char *name, const char *text, int64_t min, int64_t max, int64_t unit, struct bench_list *list, struct error *err)
@@ -103,9 +116,18 @@ static int parse_list(const char *name, const char *text, int64_t min, int64_t m
     return 0;
 }
 
+static int parse_bridges(const char *text, bool *ret_bridges, struct error *err)
+{
+    ret_bridges[0] = strcmp(text, "device") == 0 || strcmp(text, "device,host") == 0;
+    ret_bridges[1] = strcmp(text, "host") == 0 || strcmp(text, "device,host") == 0;
+    return ret_bridges[0] || ret_bridges[1] ? 0 : error_set(err, -EINVAL, "--bridges %s: device, host, or device,host", text);
+}
+
 static int parse_lists(const struct options *o, struct gpu_bench *b, struct error *err)
 {
-    int r = parse_list("prefill", o->prefill_lengths, 129, 1 << 24, 1, &b->prefill_lengths, err);
+    int r = parse_bridges(o->bridges, b->bridges, err);
+    if (r >= 0)
+        r = parse_list("prefill", o->prefill_lengths, 129, 1 << 24, 1, &b->prefill_lengths, err);
     if (r >= 0)
         r = parse_list("chunks", o->chunks, 1, 1 << 20, 1, &b->chunks, err);
     if (r >= 0)
@@ -163,6 +185,8 @@ static int open_model(const struct options *o, struct gpu_bench *b, struct error
     int r = o->model ? 0 : read_shape(o->shape, &shape, err);
     if (r < 0)
         return r;
+    if (!o->model && shape.max_context < CONTEXT_MAX)
+        shape.max_context = CONTEXT_MAX; /* noise needs no training */
     p.random = o->model ? NULL : &shape;
     const double start = bench_seconds();
     r = model_open(&p, &b->model, err);

@@ -24,6 +24,7 @@ struct gpu_bench {
     struct kv_client *store;
     struct engine_config engine;       /* what the runs have in common */
     struct bench_list prefill_lengths, chunks, batches, fetches, page_caches;
+    bool bridges[2];                   /* prefill with hidden states on the device, in host memory */
     int64_t decode_context, decode_steps;
     bool json;                         /* one object a figure beside the tables, on stderr */
 };
@@ -31,6 +32,8 @@ struct gpu_bench {
 /* n tokens that begin as those of every other prompt of the same document do and end in `tail` tokens of their own. */
 void bench_prompt(const struct gpu_bench *b, uint64_t document, uint64_t question, int n, int tail, int32_t *ret_tokens);
 double bench_seconds(void);
+/* Whether the next measurement can be made after this error: not when the device has failed. Prints a row that says what failed, and leaves `err` for the next. */
+bool bench_goes_on(int result, const char *row, struct error *err);
 /* Peaks since the last reset, beyond the weights: "fast 512.0 + active_kv 512.0 + ... = 1100.2". */
 void bench_memory_text(const struct device_memory_stats *stats, char *text, size_t size);
 
