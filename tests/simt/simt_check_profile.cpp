@@ -45,6 +45,8 @@ struct KernelProfile {
     std::vector<Site> sites;
     std::unordered_map<uint64_t, uint32_t> by_key;
     uint64_t launches, blocks;
+    unsigned threads;    /* of a block, the most; */
+    size_t shared_bytes; /*   and of dynamic shared memory */
 };
 
 /* The open requests of one site in one warp, by how manieth execution. */
@@ -173,6 +175,8 @@ void profile_block_begin()
     kernel->blocks++;
     kernel->launches += k.serial != launch_serial || kernel->launches == 0;
     launch_serial = k.serial;
+    kernel->threads = std::max(kernel->threads, block.executor->n_threads);
+    kernel->shared_bytes = std::max(kernel->shared_bytes, k.shape.shared_bytes);
 }
 
 static uint32_t site_of(ProfileSpace space, ProfileOp op, unsigned bytes, const void *pc)
@@ -253,7 +257,7 @@ static void report_kernel(FILE *out, const std::string &name, const KernelProfil
         const Site &s = k.sites[i];
         add_cost(lines[std::string(spaces[s.space]) + "\t" + ops[s.op] + "\t" + std::to_string(s.bytes) + "\t" + places[i]], s.cost);
     }
-    fprintf(out, "kernel\t%s\t%llu\t%llu\n", name.c_str(), (unsigned long long)k.launches, (unsigned long long)k.blocks);
+    fprintf(out, "kernel\t%s\t%llu\t%llu\t%u\t%zu\n", name.c_str(), (unsigned long long)k.launches, (unsigned long long)k.blocks, k.threads, k.shared_bytes);
     for (const auto &line : lines) {
         const Cost &c = line.second;
         fprintf(out, "%s\t%llu\t%llu\t%llu\t%llu\t%llu\n", line.first.c_str(), (unsigned long long)c.requests, (unsigned long long)c.lanes, (unsigned long long)c.bytes, (unsigned long long)c.units,
