@@ -1,7 +1,6 @@
 /* An answer that another worker began: what the pool has of it is taken as it lies, the rest is decoded again, and what comes is the same to the bit. And private blocks that
  * find their way to the pool later. */
 #include "tests/unit/engine_fixture.h"
-#include "worker/cache/scorer.h"
 #include "tests/unit/fake_kv_client.h"
 #include "worker/cache/scorer.h"
 #include <criterion/criterion.h>
@@ -31,10 +30,9 @@ static void teardown(void)
 }
 TestSuite(engine_answer, .init = setup, .fini = teardown, .timeout = 200);
 
-/* Decodes all of N_TOTAL behind a prompt and keeps the logits; the store answers after every token. */
-static float *first_worker(const struct engine_config *config, int n_prompt)
+/* Decodes n tokens behind a prompt and keeps the logits; the store answers after every token. */
+static float *first_worker(const struct engine_config *config, int n_prompt, int n)
 {
-    const int n = N_TOTAL - n_prompt;
     struct engine *engine = fixture_engine(&f, config, store);
     struct sequence *seq = fixture_prefilled(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = n_prompt, .n_decode = n});
     float *logits = malloc((size_t)(n + 1) * TINY_VOCAB * sizeof(float));
@@ -50,12 +48,12 @@ static float *first_worker(const struct engine_config *config, int n_prompt)
     return logits;
 }
 
-/* Goes on with the first `known` tokens of the answer; returns how many of them were restored. */
-static int second_worker(const struct engine_config *config, int n_prompt, int known, const float *want)
+/* Goes on with the first `known` of those n tokens; returns how many of them were restored. */
+static int second_worker(const struct engine_config *config, int n_prompt, int n_new, int known, const float *want)
 {
     struct engine *engine = fixture_engine(&f, config, store);
     const struct sequence_request request = {
-        .prompt = tokens, .n_prompt = n_prompt, .max_new = N_TOTAL - n_prompt, .answer = tokens + n_prompt, .n_answer = known};
+        .prompt = tokens, .n_prompt = n_prompt, .max_new = n_new, .answer = tokens + n_prompt, .n_answer = known};
     struct sequence *seq;
     struct sequence_stats stats;
     struct error err = {""};
@@ -69,7 +67,7 @@ static int second_worker(const struct engine_config *config, int n_prompt, int k
     cr_assert(n == n_prompt + stats.n_restored && stats.n_restored >= 0 && (known == 0 || stats.n_restored < known));
     if (stats.n_restored == 0)
         fixture_expect_same(want, sequence_logits(seq), 1, "prompt");
-    for (int i = stats.n_restored; i < N_TOTAL - n_prompt; i++) {
+    for (int i = stats.n_restored; i < n_new; i++) {
         fixture_decode(engine, seq, tokens[n_prompt + i]);
         fixture_expect_same(want + (size_t)(i + 1) * TINY_VOCAB, sequence_logits(seq), 1, "goes on");
         fake_store_pump(store);
@@ -89,7 +87,8 @@ static int restorable(int n_prompt, int known)
 
 Test(engine_answer, test_goes_on_to_the_bit_in_every_format_and_window)
 {
-    static const int prompts[] = {300, 384, 500}, knowns[] = {1, 83, 84, 85, 200, 340, 341, 599}, recents[] = {0, 40, 128, 300};
+    enum { N_NEW = 440 };
+    static const int prompts[] = {300, 384, 500}, knowns[] = {1, 83, 84, 85, 200, 212, 213, 400}, recents[] = {0, 40, 128, 300};
     static const struct scorer_ops *const scorers[] = {&scorer_index2, &scorer_minmax, &scorer_mean, &scorer_meanvar, &scorer_recent};
     for (int format = 0; format < KV_FORMAT_COUNT; format++) {
         for (size_t i = 0; i < sizeof(recents) / sizeof(recents[0]); i++) {
@@ -99,9 +98,9 @@ Test(engine_answer, test_goes_on_to_the_bit_in_every_format_and_window)
             config.recent = recents[i];
             config.scorer = scorers[(i + 2 * (size_t)format) % 5];
             config.fetch_unit = i % 2 ? BLOCK_TOKENS : SUBPAGE_TOKENS;
-            float *want = first_worker(&config, n_prompt);
+            float *want = first_worker(&config, n_prompt, N_NEW);
             for (size_t k = i % 2; k < sizeof(knowns) / sizeof(knowns[0]); k += 2) {
-                const int n = second_worker(&config, n_prompt, knowns[k], want);
+                const int n = second_worker(&config, n_prompt, N_NEW, knowns[k], want);
                 cr_assert(n == restorable(n_prompt, knowns[k]), "%d tokens restored of %d behind %d", n, knowns[k], n_prompt);
                 cr_assert(knowns[k] - n <= BLOCK_TOKENS || knowns[k] - n <= BLOCK_TOKENS + n_prompt % BLOCK_TOKENS);
             }
@@ -116,10 +115,10 @@ Test(engine_answer, test_goes_on_when_the_answer_will_be_reused)
 {
     struct engine_config config = fixture_config();
     config.reuse_generated = true;
-    float *want = first_worker(&config, 300);
-    cr_expect(second_worker(&config, 300, 700, want) == restorable(300, 700));
+    float *want = first_worker(&config, 300, 800);
+    cr_expect(second_worker(&config, 300, 800, 700, want) == restorable(300, 700));
     config.reuse_generated = false;
-    cr_expect(second_worker(&config, 300, 700, want) == restorable(300, 700));
+    cr_expect(second_worker(&config, 300, 800, 700, want) == restorable(300, 700));
     free(want);
 }
 
@@ -128,15 +127,15 @@ Test(engine_answer, test_part_of_the_answer_is_gone)
 {
     enum { N_PROMPT = 300, KNOWN = 700 };
     struct engine_config config = fixture_config();
-    float *want = first_worker(&config, N_PROMPT);
+    float *want = first_worker(&config, N_PROMPT, N_TOTAL - N_PROMPT);
     for (uint32_t from = N_TOTAL / BLOCK_TOKENS; from >= 1; from--) {
         fake_store_drop_from(store, from);
-        const int n = second_worker(&config, N_PROMPT, KNOWN, want);
+        const int n = second_worker(&config, N_PROMPT, N_TOTAL - N_PROMPT, KNOWN, want);
         const int end = (int)from * BLOCK_TOKENS < (N_PROMPT + KNOWN - 1) / BLOCK_TOKENS * BLOCK_TOKENS ? (int)from * BLOCK_TOKENS : 896;
         cr_expect(n == (end > N_PROMPT ? end - N_PROMPT : 0), "%d tokens restored when block %u is the first that is gone", n, from);
     }
     fake_store_answer(store, (struct fake_answers){.lookup_error = -ETIMEDOUT, .full_from = -1});
-    cr_expect(second_worker(&config, N_PROMPT, KNOWN, want) == 0);
+    cr_expect(second_worker(&config, N_PROMPT, N_TOTAL - N_PROMPT, KNOWN, want) == 0);
     fake_store_answer(store, honest);
     free(want);
 }
@@ -144,7 +143,7 @@ Test(engine_answer, test_part_of_the_answer_is_gone)
 /* What was attended is part of an answer's keys: another budget, window, fetch or end of the prompt does not find them. Nor are they found where exact rows are in no block. */
 Test(engine_answer, test_blocks_of_another_configuration_are_not_taken)
 {
-    enum { N_PROMPT = 300, KNOWN = 700 };
+    enum { N_PROMPT = 300, N_NEW = 240, KNOWN = 220 };
     struct engine_config config = fixture_config();
     for (int change = 0; change < 7; change++) {
         struct engine_config other = fixture_config();
@@ -162,21 +161,21 @@ Test(engine_answer, test_blocks_of_another_configuration_are_not_taken)
             other.scorer = &scorer_meanvar;
         else
             other.fetch_unit = BLOCK_TOKENS;
-        float *own = first_worker(&config, N_PROMPT), *want;
+        float *own = first_worker(&config, N_PROMPT, N_NEW), *want;
         fake_store_drop_from(store, 0);
-        want = first_worker(&other, N_PROMPT);
+        want = first_worker(&other, N_PROMPT, N_NEW);
         fake_store_drop_from(store, 0);
-        free(first_worker(&config, N_PROMPT));
-        cr_expect(second_worker(&other, N_PROMPT, KNOWN, want) == 0, "change %d", change);
-        cr_expect(second_worker(&config, N_PROMPT, KNOWN, own) > 0);
+        free(first_worker(&config, N_PROMPT, N_NEW));
+        cr_expect(second_worker(&other, N_PROMPT, N_NEW, KNOWN, want) == 0, "change %d", change);
+        cr_expect(second_worker(&config, N_PROMPT, N_NEW, KNOWN, own) > 0);
         free(own);
         free(want);
         fake_store_drop_from(store, 0);
     }
-    float *want = first_worker(&config, N_PROMPT + 1);
+    float *want = first_worker(&config, N_PROMPT + 1, N_NEW);
     fake_store_drop_from(store, 0);
-    free(first_worker(&config, N_PROMPT));
-    cr_expect(second_worker(&config, N_PROMPT + 1, KNOWN, want) == 0);
+    free(first_worker(&config, N_PROMPT, N_NEW));
+    cr_expect(second_worker(&config, N_PROMPT + 1, N_NEW, KNOWN, want) == 0);
     free(want);
 }
 
@@ -203,19 +202,16 @@ static struct sequence_stats stats_of(const struct sequence *seq)
     return stats;
 }
 
+static const struct fixture_run late_run = {.tokens = tokens, .n_prompt = LATE_PROMPT, .n_decode = LATE_DECODE};
+
 /* The store refuses while the prompt is computed and for `away` tokens of the answer. */
-static void late_store(struct fake_answers refusal, int away, bool reuse_generated, const char *what)
+static void late_store(struct fake_answers refusal, int away, bool reuse_generated, const float *want, const char *what)
 {
-    const struct fixture_run run = {.tokens = tokens, .n_prompt = LATE_PROMPT, .n_decode = LATE_DECODE};
     struct engine_config config = fixture_config();
     config.reuse_generated = reuse_generated;
-    struct engine *engine = fixture_engine(&f, &config, NULL);
-    float *want = fixture_logits(engine, &run, NULL);
-    engine_free(engine);
-
-    engine = fixture_engine(&f, &config, store);
+    struct engine *engine = fixture_engine(&f, &config, store);
     fake_store_answer(store, refusal);
-    struct sequence *seq = fixture_prefilled(engine, &run);
+    struct sequence *seq = fixture_prefilled(engine, &late_run);
     const int refused = stats_of(seq).private_blocks;
     cr_assert(refused > 0, "%s", what);
     for (int i = 0; i < LATE_DECODE; i++) {
@@ -235,14 +231,13 @@ static void late_store(struct fake_answers refusal, int away, bool reuse_generat
 
     /* They are what another prompt starts from. */
     struct sequence_stats warm;
-    float *got = fixture_logits(engine, &run, &warm);
+    float *got = fixture_logits(engine, &late_run, &warm);
     fixture_expect_same(want, got, 1, what);
     cr_expect(warm.n_cached == 768, "%s: %d cached", what, warm.n_cached);
     free(got);
     engine_free(engine);
     fake_store_pump(store);
     fake_store_drop_from(store, 0);
-    free(want);
 }
 
 Test(engine_answer, test_private_blocks_move_when_the_store_is_back)
@@ -258,9 +253,14 @@ Test(engine_answer, test_private_blocks_move_when_the_store_is_back)
         {"half busy", {.lookup_max = -1, .full_from = -1, .busy_every = 2}},
         {"late", {.lookup_error = -ETIMEDOUT, .full_from = -1, .reserve_error = -ETIMEDOUT}},
     };
+    const struct engine_config config = fixture_config();
+    struct engine *alone = fixture_engine(&f, &config, NULL);
+    float *want = fixture_logits(alone, &late_run, NULL);
+    engine_free(alone);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         for (int away = 0; away <= 60; away += 30)
-            late_store(cases[i].answers, away, away == 30, cases[i].what);
+            late_store(cases[i].answers, away, away == 30, want, cases[i].what);
+    free(want);
 }
 
 /* The longer a store refuses, the less often it is asked; and what admission had promised for the blocks is free again when they have moved. */

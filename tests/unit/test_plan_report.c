@@ -177,13 +177,13 @@ Test(plan_report, test_json_has_every_tag_and_text_every_order)
 /* The real model, loaded and run: weights, peaks and steady state are what the plan from its file's header says. */
 Test(plan_report, test_real_model_takes_what_was_planned, .timeout = 300)
 {
-    enum { N_PROMPT = 600, MAX_NEW = 40 };
+    enum { N_PROMPT = 280, MAX_NEW = 20 };
     struct plan_options options;
     static struct plan_report report;
     struct error err = {""};
     if (access(REAL_MODEL, R_OK) < 0)
         cr_skip_test("no %s: deploy/get-model.sh fetches it", REAL_MODEL);
-    make_ok("--model " REAL_MODEL " --context 640 --max-new 40 --threads 2 --pool=off --budget 128 --recent 64", &options, &report);
+    make_ok("--model " REAL_MODEL " --context 300 --max-new 20 --chunk 128 --threads 2 --pool=off --budget 128 --recent 64", &options, &report);
 
     const struct device_ops *dev = cpu_device_ops();
     const struct device_config device_config = {.n_threads = 2};
@@ -196,7 +196,7 @@ Test(plan_report, test_real_model_takes_what_was_planned, .timeout = 300)
     cr_assert(model_open(&open, &model, &err) >= 0, "%s", err.text);
     dev->memory_stats(open.device, &stats);
     cr_expect(stats.now[MEM_WEIGHTS] == report.weights, "%zu of weights, %zu planned", stats.now[MEM_WEIGHTS], report.weights);
-    const struct engine_config config = {.selector = selector_find("snapkv"), .budget = 128, .recent = 64, .fetch = 512, .chunk = 512, .max_context = 640, .max_batch = 8};
+    const struct engine_config config = {.selector = selector_find("snapkv"), .budget = 128, .recent = 64, .fetch = 512, .chunk = 128, .max_context = 300, .max_batch = 8};
     cr_assert(engine_create(&config, model, NULL, &engine, &err) >= 0, "%s", err.text);
     int32_t tokens[N_PROMPT];
     for (int i = 0; i < N_PROMPT; i++)
