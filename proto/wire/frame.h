@@ -64,6 +64,9 @@ enum group_frame {
     GROUP_STOP,
     GROUP_DRAIN,             /* follower -> leader */
     GROUP_AGREE,             /* both ways */
+    GROUP_ASK,               /* leader -> follower */
+    GROUP_FIGURES,           /* follower -> leader, as Usage */
+    GROUP_USAGE,
     GROUP_FRAME_END
 };
 

@@ -46,6 +46,7 @@ static uint32_t check_message(const struct rank_message *m)
         return check_create(&m->request, m->sequence);
     case GROUP_PREFILL:
     case GROUP_FREE:
+    case GROUP_ASK:
         ASSERT(m->sequence < RANK_SEQUENCES_MAX);
         return 0;
     case GROUP_DECODE:
@@ -53,6 +54,11 @@ static uint32_t check_message(const struct rank_message *m)
         for (int i = 0; i < m->n; i++)
             ASSERT(m->sequences[i] < RANK_SEQUENCES_MAX);
         return sum(m->tokens, (size_t)m->n * sizeof(*m->tokens));
+    case GROUP_FIGURES:
+        ASSERT(m->figures.private_blocks >= 0);
+        return (uint32_t)m->figures.bytes_loaded;
+    case GROUP_USAGE:
+        return (uint32_t)m->usage.device_bytes;
     case GROUP_AGREE:
         ASSERT(m->n >= 1 && m->n <= RANK_SEQUENCES_MAX);
         return sum(m->values, (size_t)m->n * sizeof(*m->values));

@@ -138,6 +138,8 @@ static void on_request_message(struct driver_request *r, uint16_t type, const Pr
         r->stop_id = f->stop_id;
         r->page_hits = f->page_hits;
         r->page_misses = f->page_misses;
+        r->bytes_attended = f->bytes_attended;
+        r->pages_attended = f->pages_attended;
         break;
     case ENGINE_FAILED:
         r->failed = true;

@@ -27,7 +27,7 @@ struct driver_request {
     bool prefilled, finished, failed;
     int n_prompt_logprobs;
     uint32_t prompt_tokens, cached_tokens, completion_tokens, stop_id;
-    uint64_t page_hits, page_misses;
+    uint64_t page_hits, page_misses, bytes_attended, pages_attended;
     Tidepool__Engine__FinishReason reason;
     Tidepool__Engine__Failed__Kind kind;
     char text[256];

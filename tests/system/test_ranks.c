@@ -98,6 +98,12 @@ static void ranks_answer_like_one(const char *tp, const char *option, const char
     ask_all(many, 5);
     for (int i = 0; i < 4; i++)
         driver_expect_same(&f.driver.requests[1 + i], 0, &f.driver.requests[5 + i], asks[i].max_tokens, 2e-3f);
+    /* Figures are those of all ranks together: a KV head that two of three ranks have is attended by both. */
+    for (int i = 0; i < 4; i++) {
+        const struct driver_request *a = &f.driver.requests[1 + i], *b = &f.driver.requests[5 + i];
+        const bool same = a->pages_attended == b->pages_attended && a->bytes_attended == b->bytes_attended, more = b->pages_attended > a->pages_attended && b->pages_attended < 2 * a->pages_attended;
+        cr_expect(same || (*tp == '3' && more), "request %d: %d pages, with one rank %d", i, (int)b->pages_attended, (int)a->pages_attended);
+    }
     driver_ask(&f.driver, many, 9, &(struct driver_ask){.n_prompt = 60, .max_tokens = LONG, .prompt_seed = 7});
     driver_tokens(&f.driver, 9, 5);
     ask_all(many, 11);

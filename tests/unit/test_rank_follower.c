@@ -23,6 +23,8 @@ static char address[16];
 static struct error err;
 static int end_result, n_ends;
 static char end_why[256];
+static uint64_t usage_us = 3600000000;
+static struct rank_usage usage;
 
 static void setup(void)
 {
@@ -53,7 +55,7 @@ static void say(enum group_frame type, const void *message)
 
 static int join(uint64_t timeout_us)
 {
-    const struct rank_follower_config config = {.degree = 2, .rank = 1, .leader = address, .timeout_us = timeout_us, .settings = "budget=64 recent=32"};
+    const struct rank_follower_config config = {.degree = 2, .rank = 1, .leader = address, .timeout_us = timeout_us, .settings = "budget=64 recent=32", .usage_us = usage_us};
     uint8_t id[COLLECTIVE_ID_BYTES];
     const int rc = rank_follower_join(&config, &follower, id, &err);
     for (int i = 0; rc >= 0 && i < COLLECTIVE_ID_BYTES; i++)
@@ -79,6 +81,12 @@ static void on_ended(void *arg, int result, const char *why)
     snprintf(end_why, sizeof(end_why), "%s", why);
 }
 
+static void on_usage(void *arg, struct rank_usage *ret_usage)
+{
+    (void)arg;
+    *ret_usage = usage;
+}
+
 /* Joined, loaded and serving an engine. */
 static void start(void)
 {
@@ -91,7 +99,8 @@ static void start(void)
     cr_assert_eq(rank_follower_load(follower, &identity, &err), 0, "%s", err.text);
     config.peers = rank_follower_peers(follower);
     engine = fixture_engine(&f, &config, NULL);
-    cr_assert_eq(rank_follower_serve(follower, loop, engine, on_ended, NULL), 0);
+    const struct rank_follower_owner owner = {.ended = on_ended, .usage = on_usage};
+    cr_assert_eq(rank_follower_serve(follower, loop, engine, &owner), 0);
 }
 
 static void poll_loop(void)
@@ -377,4 +386,46 @@ Test(rank_follower, test_drain_is_asked_for)
         cr_expect_eq(heard(&m), frames[i]);
         rank_message_fini(&m);
     }
+}
+
+static void expect_usage(uint64_t device_bytes)
+{
+    struct rank_message m;
+    cr_assert_eq(heard(&m), GROUP_USAGE);
+    cr_expect(m.usage.device_bytes == device_bytes && m.usage.page_cache_misses == 5);
+    rank_message_fini(&m);
+}
+
+/* Once, and again when it has changed; of a sequence, when it is asked. */
+Test(rank_follower, test_says_what_it_holds)
+{
+    Tidepool__Group__Ask ask = TIDEPOOL__GROUP__ASK__INIT;
+    struct rank_message m;
+    usage_us = 1;
+    usage = (struct rank_usage){.device_bytes = 77, .page_cache_misses = 5};
+    start();
+    for (int i = 0; i < 2; i++) {
+        heard(&m);
+        rank_message_fini(&m);
+    }
+    poll_loop();
+    expect_usage(77);
+    usage.device_bytes = 78;
+    poll_loop();
+    expect_usage(78);
+    create(9, 1);
+    agree(3, 0);
+    agree(1, 0);
+    ask.sequence = 9;
+    poll_loop();
+    expect_values(3, 0);
+    expect_values(1, 0);
+    say(GROUP_ASK, &ask);
+    poll_loop();
+    cr_assert_eq(heard(&m), GROUP_FIGURES);
+    cr_expect(m.figures.bytes_attended == 0 && m.figures.private_blocks > 0);
+    rank_message_fini(&m);
+    ask.sequence = 8;
+    say(GROUP_ASK, &ask);
+    expect_end(-EPROTO, "no sequence 8");
 }

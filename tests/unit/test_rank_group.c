@@ -358,6 +358,51 @@ Test(rank_group, test_drain_is_heard)
     group_sequence_free(group, seq, false);
 }
 
+static void figures(int rank, uint64_t bytes)
+{
+    Tidepool__Group__Figures message = TIDEPOOL__GROUP__FIGURES__INIT;
+    message.bytes_to_pool = message.bytes_missed = bytes;
+    message.private_blocks = 2;
+    say(rank, GROUP_FIGURES, &message);
+}
+
+static void usage(int rank, uint64_t bytes)
+{
+    Tidepool__Group__Usage message = TIDEPOOL__GROUP__USAGE__INIT;
+    message.device_bytes = message.page_cache_hits = bytes;
+    say(rank, GROUP_USAGE, &message);
+}
+
+/* A sequence's figures are asked for; what a process holds comes when it likes, before, behind and without them. */
+Test(rank_group, test_figures_of_all_ranks_are_added)
+{
+    struct rank_usage all = {.device_bytes = 1};
+    struct sequence_stats own, stats;
+    struct sequence *seq;
+    start();
+    usage(1, 10);
+    cr_assert_eq(loop_poll(loop), 0);
+    for (int rank = 1; rank < N_RANKS; rank++) {
+        agree(rank, 3, 0);
+        agree(rank, 1, 0);
+    }
+    cr_assert_eq(create(&seq), 0, "%s", err.text);
+    sequence_stats(seq, &own);
+    usage(1, 20);
+    figures(1, 1000);
+    figures(2, 500);
+    usage(2, 400);
+    group_sequence_stats(group, seq, &stats);
+    cr_expect(stats.bytes_to_pool == own.bytes_to_pool + 1500 && stats.bytes_missed == 1500 && stats.private_blocks == own.private_blocks + 4 && stats.n_prompt == own.n_prompt);
+    rank_group_usage(group, &all);
+    cr_expect(all.device_bytes == 421 && all.page_cache_hits == 420 && all.device_peak_bytes == 0);
+    figures(1, 7);
+    group_sequence_stats(group, seq, &stats);
+    cr_expect(memcmp(&stats, &own, sizeof(own)) == 0, "of this rank alone");
+    expect_broken("rank 2: it does not answer");
+    group_sequence_free(group, seq, false);
+}
+
 /* Without a group the calls are the engine's. */
 Test(rank_group, test_no_group_is_an_engine_alone)
 {

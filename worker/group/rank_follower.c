@@ -22,9 +22,9 @@ struct rank_follower {
     struct engine_peers agreement;
     struct engine *engine;
     struct sequence *sequences[RANK_SEQUENCES_MAX]; /* by the leader's number */
-    struct loop_source *source, *gone_source, *again; /* again: commands are here that the socket no longer tells of */
-    void (*ended)(void *arg, int result, const char *why);
-    void *arg;
+    struct loop_source *source, *gone_source, *usage_timer, *again; /* again: commands are here that the socket no longer tells of */
+    struct rank_follower_owner owner;
+    struct rank_usage told;     /* what the leader has heard of this process */
 };
 
 /* ---- joining ---- */
@@ -230,6 +230,25 @@ static int do_free(struct rank_follower *f, const struct rank_message *m, struct
     return 0;
 }
 
+static int do_ask(struct rank_follower *f, const struct rank_message *m, struct error *err)
+{
+    Tidepool__Group__Figures figures = TIDEPOOL__GROUP__FIGURES__INIT;
+    struct sequence_stats stats;
+    if (!f->sequences[m->sequence])
+        return error_set(err, -EPROTO, "no sequence %u", m->sequence);
+    sequence_stats(f->sequences[m->sequence], &stats);
+    figures.bytes_loaded = stats.bytes_loaded;
+    figures.bytes_to_pool = stats.bytes_to_pool;
+    figures.pages_attended = stats.pages_attended;
+    figures.bytes_attended = stats.bytes_attended;
+    figures.page_hits = stats.page_hits;
+    figures.page_misses = stats.page_misses;
+    figures.bytes_missed = stats.bytes_missed;
+    figures.tokens_attended = stats.tokens_attended;
+    figures.private_blocks = (uint32_t)stats.private_blocks;
+    return rank_link_send(&f->link, GROUP_FIGURES, &figures.base, f->config.timeout_us) < 0 ? error_set(err, -ECONNRESET, "the leader is gone") : 0;
+}
+
 static int do_command(struct rank_follower *f, const struct rank_message *m, struct error *err)
 {
     switch (m->type) {
@@ -241,6 +260,8 @@ static int do_command(struct rank_follower *f, const struct rank_message *m, str
         return do_decode(f, m, err);
     case GROUP_FREE:
         return do_free(f, m, err);
+    case GROUP_ASK:
+        return do_ask(f, m, err);
     default:
         return error_set(err, -EPROTO, "the leader sent %s", group_frame_name((uint16_t)m->type));
     }
@@ -257,10 +278,11 @@ static void end(struct rank_follower *f, int result, const char *why)
     loop_source_free(f->source);
     loop_source_free(f->gone_source);
     loop_source_free(f->again);
-    f->source = f->gone_source = f->again = NULL;
+    loop_source_free(f->usage_timer);
+    f->source = f->gone_source = f->again = f->usage_timer = NULL;
     if (result < 0)
         rank_watch_trip(f->watch);
-    f->ended(f->arg, result, why);
+    f->owner.ended(f->owner.arg, result, why);
 }
 
 /* Takes one command. Returns whether more may follow. */
@@ -313,17 +335,44 @@ static void on_gone(int fd, int events, void *arg)
     end(arg, -ECONNRESET, "the leader is gone");
 }
 
-int rank_follower_serve(struct rank_follower *f, struct loop *loop, struct engine *engine, void (*ended)(void *arg, int result, const char *why), void *arg)
+static int send_usage(struct rank_follower *f, const struct rank_usage *u)
+{
+    Tidepool__Group__Usage usage = TIDEPOOL__GROUP__USAGE__INIT;
+    usage.device_bytes = u->device_bytes;
+    usage.device_peak_bytes = u->device_peak_bytes;
+    usage.page_cache_bytes = u->page_cache_bytes;
+    usage.page_cache_used_bytes = u->page_cache_used_bytes;
+    usage.page_cache_hits = u->page_cache_hits;
+    usage.page_cache_misses = u->page_cache_misses;
+    return rank_link_send(&f->link, GROUP_USAGE, &usage.base, f->config.timeout_us);
+}
+
+static void tell_usage(void *arg)
+{
+    struct rank_follower *f = arg;
+    struct rank_usage usage = {0};
+    f->owner.usage(f->owner.arg, &usage);
+    if (memcmp(&usage, &f->told, sizeof(usage)) != 0 && send_usage(f, &usage) < 0) {
+        end(f, -ECONNRESET, "the leader is gone");
+        return;
+    }
+    f->told = usage;
+    if (loop_timer_arm(f->usage_timer, f->config.usage_us) < 0)
+        end(f, -ENOMEM, "no timer");
+}
+
+int rank_follower_serve(struct rank_follower *f, struct loop *loop, struct engine *engine, const struct rank_follower_owner *owner)
 {
     f->engine = engine;
-    f->ended = ended;
-    f->arg = arg;
+    f->owner = *owner;
     int rc = loop_fd_add(loop, f->link.fd, LOOP_READ, on_leader, f, &f->source);
     if (rc >= 0)
         rc = loop_fd_add(loop, rank_watch_fd(f->watch), LOOP_READ, on_gone, f, &f->gone_source);
     if (rc >= 0)
         rc = loop_timer_add(loop, take_commands, f, &f->again);
-    return rc;
+    if (rc >= 0)
+        rc = loop_timer_add(loop, tell_usage, f, &f->usage_timer);
+    return rc < 0 ? rc : loop_timer_arm(f->usage_timer, f->config.usage_us);
 }
 
 void rank_follower_drain(struct rank_follower *f)
@@ -349,6 +398,7 @@ void rank_follower_free(struct rank_follower *f)
     loop_source_free(f->source);
     loop_source_free(f->gone_source);
     loop_source_free(f->again);
+    loop_source_free(f->usage_timer);
     rank_watch_free(f->watch);
     rank_link_fini(&f->link);
     free(f);

@@ -14,6 +14,14 @@ struct rank_follower_config {
     const char *leader;   /* path of its socket, or "fd:N", a connected descriptor that was inherited */
     uint64_t timeout_us;  /* of every wait for the leader, but for others that load the model */
     const char *settings; /* as rank_group_config */
+    uint64_t usage_us;    /* how often the leader hears what this process holds, where that has changed */
+};
+
+/* What a follower's owner does for it, from the loop. */
+struct rank_follower_owner {
+    void (*ended)(void *arg, int result, const char *why); /* once: with 0 after the leader's Stop, else with the reason */
+    void (*usage)(void *arg, struct rank_usage *ret_usage);
+    void *arg;
 };
 
 /* Connects, tries again while nobody listens there yet, says Hello, and waits for the communicator's id. -ETIMEDOUT, -ECONNRESET (the leader is gone), -EINVAL (refused, or an address that is
@@ -23,8 +31,8 @@ int rank_follower_join(const struct rank_follower_config *config, struct rank_fo
 int rank_follower_load(struct rank_follower *follower, const struct rank_identity *identity, struct error *err);
 struct rank_watch *rank_follower_watch(struct rank_follower *follower);
 const struct engine_peers *rank_follower_peers(struct rank_follower *follower);
-/* From now on commands are carried out from the loop, until `ended` is called, once: with 0 after the leader's Stop, else with the reason in the text. */
-int rank_follower_serve(struct rank_follower *follower, struct loop *loop, struct engine *engine, void (*ended)(void *arg, int result, const char *why), void *arg);
+/* From now on commands are carried out from the loop, until owner->ended is called. */
+int rank_follower_serve(struct rank_follower *follower, struct loop *loop, struct engine *engine, const struct rank_follower_owner *owner);
 /* Asks the leader to finish what runs and end. */
 void rank_follower_drain(struct rank_follower *follower);
 /* Frees the sequences that are left, before their engine goes. */

@@ -3,6 +3,7 @@
 #include "proto/base/base_assert.h"
 #include "proto/wire/group.pb-c.h"
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,7 +140,19 @@ void group_sequence_free(struct rank_group *g, struct sequence *sequence, bool r
 
 /* ---- what followers say of themselves ---- */
 
-/* The frame that is there, which nobody has asked for: Drain, or the end. */
+/* What a follower may say at any time. Returns whether it is that. */
+static bool take_aside(struct rank_peer *peer, const struct rank_message *message)
+{
+    if (message->type == GROUP_DRAIN)
+        peer->group->drain = true;
+    else if (message->type == GROUP_USAGE)
+        peer->usage = message->usage;
+    else
+        return false;
+    return true;
+}
+
+/* The frame that is there, which nobody has asked for: Drain, Usage, or the end. */
 static int take_unasked(struct rank_peer *peer)
 {
     struct rank_group *g = peer->group;
@@ -152,12 +165,9 @@ static int take_unasked(struct rank_peer *peer)
     if (rc < 0)
         return group_broken(g, rank, reason(rc));
     rc = rank_message_parse(&header, body, &message, &err);
-    const bool drain = rc >= 0 && message.type == GROUP_DRAIN;
+    const bool aside = rc >= 0 && take_aside(peer, &message);
     rank_message_fini(&message);
-    if (!drain)
-        return group_broken(g, rank, rc < 0 ? err.text : "it speaks without being asked");
-    g->drain = true;
-    return 0;
+    return aside ? 0 : group_broken(g, rank, rc < 0 ? err.text : "it speaks without being asked");
 }
 
 static void on_peer(int fd, int events, void *arg)
@@ -170,7 +180,8 @@ static void on_peer(int fd, int events, void *arg)
     while (rc >= 0 && rank_link_has_frame(&peer->link));
     if (rc < 0)
         loop_fd_set_events(peer->source, 0);
-    loop_stop(peer->group->loop);
+    if (rc < 0 || peer->group->drain)
+        loop_stop(peer->group->loop);
 }
 
 static void on_gone(int fd, int events, void *arg)
@@ -212,11 +223,10 @@ int peer_receive(struct rank_peer *peer, enum group_frame type, uint64_t timeout
         rc = rank_message_parse(&header, body, ret_message, err);
         if (rc < 0 || ret_message->type == type)
             return rc;
-        const bool drain = ret_message->type == GROUP_DRAIN;
+        const bool aside = take_aside(peer, ret_message);
         rank_message_fini(ret_message);
-        if (!drain)
+        if (!aside)
             return error_set(err, -EPROTO, "it sent %s instead of %s", group_frame_name(header.type), group_frame_name(type));
-        peer->group->drain = true;
     }
 }
 
@@ -234,11 +244,11 @@ static int take_values(struct rank_group *g, int i, int32_t *values, int n)
     return n_theirs == n ? 0 : group_broken(g, i + 1, "it agrees on something else");
 }
 
-/* A Drain that came behind the values must not wait until the socket is readable again. */
+/* What came behind the frame that was waited for must not wait until the socket is readable again. */
 static int take_rest(struct rank_peer *peer)
 {
     int rc = 0;
-    while (rc >= 0 && rank_link_next_is(&peer->link, GROUP_DRAIN))
+    while (rc >= 0 && (rank_link_next_is(&peer->link, GROUP_DRAIN) || rank_link_next_is(&peer->link, GROUP_USAGE)))
         rc = take_unasked(peer);
     return rc;
 }
@@ -260,6 +270,57 @@ static int least_of_all(void *arg, int32_t *values, int n)
 const struct engine_peers *rank_group_peers(struct rank_group *g)
 {
     return &g->agreement;
+}
+
+/* ---- figures ---- */
+
+static int add_figures(struct rank_group *g, int i, struct sequence_stats *stats)
+{
+    struct rank_message message;
+    struct error err = {""};
+    if (peer_receive(&g->peers[i], GROUP_FIGURES, g->config.timeout_us, &message, &err) < 0)
+        return group_broken(g, i + 1, err.text);
+    const struct sequence_stats *theirs = &message.figures;
+    stats->bytes_loaded += theirs->bytes_loaded;
+    stats->bytes_to_pool += theirs->bytes_to_pool;
+    stats->pages_attended += theirs->pages_attended;
+    stats->bytes_attended += theirs->bytes_attended;
+    stats->page_hits += theirs->page_hits;
+    stats->page_misses += theirs->page_misses;
+    stats->bytes_missed += theirs->bytes_missed;
+    stats->tokens_attended += theirs->tokens_attended;
+    stats->private_blocks = theirs->private_blocks > INT_MAX - stats->private_blocks ? INT_MAX : stats->private_blocks + theirs->private_blocks;
+    rank_message_fini(&message);
+    return take_rest(&g->peers[i]);
+}
+
+void group_sequence_stats(struct rank_group *g, const struct sequence *sequence, struct sequence_stats *ret_stats)
+{
+    Tidepool__Group__Ask message = TIDEPOOL__GROUP__ASK__INIT;
+    struct sequence_stats all;
+    sequence_stats(sequence, ret_stats);
+    if (!g)
+        return;
+    all = *ret_stats;
+    message.sequence = sequence_tag(sequence);
+    int rc = send_all(g, GROUP_ASK, &message.base);
+    for (int i = 0; rc >= 0 && i < g->n_peers; i++)
+        rc = add_figures(g, i, &all);
+    if (rc >= 0)
+        *ret_stats = all;
+}
+
+void rank_group_usage(const struct rank_group *g, struct rank_usage *usage)
+{
+    for (int i = 0; g && i < g->n_peers; i++) {
+        const struct rank_usage *theirs = &g->peers[i].usage;
+        usage->device_bytes += theirs->device_bytes;
+        usage->device_peak_bytes += theirs->device_peak_bytes;
+        usage->page_cache_bytes += theirs->page_cache_bytes;
+        usage->page_cache_used_bytes += theirs->page_cache_used_bytes;
+        usage->page_cache_hits += theirs->page_cache_hits;
+        usage->page_cache_misses += theirs->page_cache_misses;
+    }
 }
 
 /* ---- life ---- */

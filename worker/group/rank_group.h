@@ -11,6 +11,7 @@
 #include "proto/base/error.h"
 #include "proto/base/loop.h"
 #include "worker/cache/engine.h"
+#include "worker/group/rank_message.h"
 #include "worker/group/rank_watch.h"
 #include <sys/types.h>
 
@@ -58,5 +59,10 @@ const char *rank_group_failure(struct rank_group *group);
 int group_sequence_create(struct rank_group *group, struct engine *engine, const struct sequence_request *request, struct sequence **ret_sequence, struct error *err);
 int group_sequence_prefill_step(struct rank_group *group, struct sequence *sequence);
 int group_decode(struct rank_group *group, struct engine *engine, struct sequence **sequences, const int32_t *tokens, int n);
+/* sequence_stats, with bytes, pages, tokens and private blocks those of all ranks: a question to each follower and its answer, so for the end of a prompt and of an answer. Those of this rank
+ * alone when the group is at its end. */
+void group_sequence_stats(struct rank_group *group, const struct sequence *sequence, struct sequence_stats *ret_stats);
+/* Adds what the followers have last said of their processes. NULL adds nothing. */
+void rank_group_usage(const struct rank_group *group, struct rank_usage *usage);
 /* sequence_free, behind sequence_retire_answer where nobody will go on with the answer. NULL is fine. */
 void group_sequence_free(struct rank_group *group, struct sequence *sequence, bool retire_answer);

@@ -16,6 +16,7 @@ struct rank_peer { /* a follower, as the leader sees it */
     struct rank_link link;        /* fd -1 until it has come */
     pid_t pid;                    /* a child of this process; 0: somebody else's, or reaped */
     struct loop_source *source;
+    struct rank_usage usage;      /* as it last said */
 };
 
 struct rank_group {
@@ -35,7 +36,7 @@ struct rank_group {
 
 /* Writes down why, once, and breaks the communicator. Returns -EIO. */
 int group_broken(struct rank_group *group, int rank, const char *why);
-/* Receives a frame of the wanted type from a follower; Drain may come before it and is remembered. Errors of rank_link_receive and rank_message_parse, -EPROTO for another type. */
+/* Receives a frame of the wanted type from a follower; Drain and Usage may come before it and are remembered. Errors of rank_link_receive and rank_message_parse, -EPROTO for another type. */
 int peer_receive(struct rank_peer *peer, enum group_frame type, uint64_t timeout_us, struct rank_message *ret_message, struct error *err);
 /* A connection of a user's own to a leader's socket, or a listening one: an address for the path. -ENAMETOOLONG. */
 struct sockaddr_un;

@@ -128,6 +128,43 @@ static int take_agree(struct rank_message *m, struct error *err)
     return 0;
 }
 
+static int take_ask(struct rank_message *m, struct error *err)
+{
+    return take_sequence(m, ((const Tidepool__Group__Ask *)(const void *)m->unpacked)->sequence, err);
+}
+
+static int take_figures(struct rank_message *m, struct error *err)
+{
+    const Tidepool__Group__Figures *p = (const void *)m->unpacked;
+    m->figures = (struct sequence_stats){
+        .bytes_loaded = p->bytes_loaded,
+        .bytes_to_pool = p->bytes_to_pool,
+        .pages_attended = p->pages_attended,
+        .bytes_attended = p->bytes_attended,
+        .page_hits = p->page_hits,
+        .page_misses = p->page_misses,
+        .bytes_missed = p->bytes_missed,
+        .tokens_attended = p->tokens_attended,
+        .private_blocks = (int)p->private_blocks,
+    };
+    return p->private_blocks <= INT32_MAX ? 0 : bad(err, "private_blocks");
+}
+
+static int take_usage(struct rank_message *m, struct error *err)
+{
+    const Tidepool__Group__Usage *p = (const void *)m->unpacked;
+    (void)err;
+    m->usage = (struct rank_usage){
+        .device_bytes = p->device_bytes,
+        .device_peak_bytes = p->device_peak_bytes,
+        .page_cache_bytes = p->page_cache_bytes,
+        .page_cache_used_bytes = p->page_cache_used_bytes,
+        .page_cache_hits = p->page_cache_hits,
+        .page_cache_misses = p->page_cache_misses,
+    };
+    return 0;
+}
+
 static const struct {
     const char *name;
     const ProtobufCMessageDescriptor *type;
@@ -145,6 +182,9 @@ static const struct {
     [GROUP_STOP - GROUP_HELLO] = {"Stop", &tidepool__group__stop__descriptor, take_nothing},
     [GROUP_DRAIN - GROUP_HELLO] = {"Drain", &tidepool__group__drain__descriptor, take_nothing},
     [GROUP_AGREE - GROUP_HELLO] = {"Agree", &tidepool__group__agree__descriptor, take_agree},
+    [GROUP_ASK - GROUP_HELLO] = {"Ask", &tidepool__group__ask__descriptor, take_ask},
+    [GROUP_FIGURES - GROUP_HELLO] = {"Figures", &tidepool__group__figures__descriptor, take_figures},
+    [GROUP_USAGE - GROUP_HELLO] = {"Usage", &tidepool__group__usage__descriptor, take_usage},
 };
 
 static bool known(uint16_t type)

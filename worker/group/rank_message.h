@@ -15,6 +15,12 @@ enum {
     RANK_MODEL_BYTES = 32,
 };
 
+/* What a rank's process holds. */
+struct rank_usage {
+    uint64_t device_bytes, device_peak_bytes;
+    uint64_t page_cache_bytes, page_cache_used_bytes, page_cache_hits, page_cache_misses;
+};
+
 /* Only the fields of its type are set. Pointers are into the message and live until rank_message_fini. */
 struct rank_message {
     enum group_frame type;
@@ -24,13 +30,16 @@ struct rank_message {
     const char *backend, *model_name; /* LOADED: up to RANK_NAME_MAX characters each */
     const uint8_t *model;            /*   [RANK_MODEL_BYTES] */
     const char *text;                /* REFUSAL: up to RANK_TEXT_MAX characters */
-    uint32_t sequence;               /* CREATE, PREFILL, FREE: below RANK_SEQUENCES_MAX */
+    uint32_t sequence;               /* CREATE, PREFILL, FREE, ASK: below RANK_SEQUENCES_MAX */
     struct sequence_request request; /* CREATE: counts are those of the arrays; ids and sums are the engine's to check */
     bool retire_answer;              /* FREE */
     const uint32_t *sequences;       /* DECODE: [n], each below RANK_SEQUENCES_MAX */
     const int32_t *tokens;           /*   [n] */
     const int32_t *values;           /* AGREE: [n] */
     int n;                           /*   1 to RANK_SEQUENCES_MAX, as for DECODE */
+
+    struct sequence_stats figures;   /* FIGURES: those that a rank has of its own */
+    struct rank_usage usage;         /* USAGE */
 
     ProtobufCMessage *unpacked;      /* owned */
     struct capped_alloc alloc;

@@ -26,7 +26,7 @@ static void finish(struct scheduler *s, struct job *job, enum job_end end, int32
     struct sequence_stats stats;
     struct job_finished finished;
 
-    sequence_stats(job->sequence, &stats);
+    group_sequence_stats(s->config.group, job->sequence, &stats);
     finished = (struct job_finished){
         .end = end,
         .stop_id = stop_id,

@@ -81,7 +81,7 @@ static void tell_prefilled(struct scheduler *s, struct job *job)
     struct sequence_stats stats;
     struct job_prefilled prefilled;
 
-    sequence_stats(job->sequence, &stats);
+    group_sequence_stats(s->config.group, job->sequence, &stats);
     job->prefilled_us = clock_now_us();
     prefilled = (struct job_prefilled){
         .n_prompt = stats.n_prompt,

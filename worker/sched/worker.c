@@ -295,6 +295,7 @@ static void on_usr1(int signal, void *arg)
 {
     struct worker *w = arg;
     struct device_memory_stats memory;
+    struct rank_usage ranks;
     const struct mallinfo2 heap = mallinfo2();
 
     (void)signal;
@@ -302,6 +303,10 @@ static void on_usr1(int signal, void *arg)
     for (int tag = 0; tag < MEM_TAG_COUNT; tag++)
         LOG_INFO("memory", LOG_STR("tag", mem_tag_name((enum mem_tag)tag)), LOG_INT("bytes", memory.now[tag]), LOG_INT("peak_bytes", memory.peak[tag]));
     LOG_INFO("memory", LOG_STR("tag", "total"), LOG_INT("bytes", memory.total_now), LOG_INT("peak_bytes", memory.total_peak));
+    if (w->group) {
+        worker_usage(w, &ranks);
+        LOG_INFO("memory", LOG_STR("tag", "ranks"), LOG_INT("bytes", ranks.device_bytes), LOG_INT("peak_bytes", ranks.device_peak_bytes));
+    }
     /* Of the process: bookkeeping, messages, and on a CPU those pieces of device memory that are no mappings of their own. */
     LOG_INFO("memory", LOG_STR("tag", "heap"), LOG_INT("bytes", heap.uordblks + heap.hblkhd));
 }

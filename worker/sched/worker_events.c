@@ -222,17 +222,33 @@ static void fill_ready(void *arg, Tidepool__Engine__Ready *ready)
     ready->prefix_reuse = o->engine.prefill == PREFILL_CONSISTENT || o->engine.kv_format == KV_FORMAT_BF16;
 }
 
-static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)
+void worker_usage(struct worker *w, struct rank_usage *ret_usage)
 {
-    struct worker *w = arg;
     struct device_memory_stats memory;
-    struct scheduler_load load;
-    struct kv_store_info store = {0};
     struct page_cache_stats pages;
 
     engine_page_cache_stats(w->engine, &pages);
-    scheduler_load(w->scheduler, &load);
     w->dev->memory_stats(w->device, &memory);
+    *ret_usage = (struct rank_usage){
+        .device_bytes = memory.total_now,
+        .device_peak_bytes = memory.total_peak,
+        .page_cache_bytes = pages.capacity_bytes,
+        .page_cache_used_bytes = pages.used_bytes,
+        .page_cache_hits = pages.hits,
+        .page_cache_misses = pages.misses,
+    };
+    rank_group_usage(w->group, ret_usage);
+}
+
+static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)
+{
+    struct worker *w = arg;
+    struct scheduler_load load;
+    struct kv_store_info store = {0};
+    struct rank_usage usage;
+
+    worker_usage(w, &usage);
+    scheduler_load(w->scheduler, &load);
     if (w->store)
         kv_client_info(w->store, &store);
     beat->progress = load.progress;
@@ -241,15 +257,15 @@ static void fill_heartbeat(void *arg, Tidepool__Engine__Heartbeat *beat)
     beat->n_prefilling = (uint32_t)load.n_prefilling;
     beat->n_waiting = (uint32_t)load.n_waiting;
     beat->waiting_tokens = load.waiting_tokens;
-    beat->device_bytes = memory.total_now;
-    beat->device_peak_bytes = memory.total_peak;
+    beat->device_bytes = usage.device_bytes;
+    beat->device_peak_bytes = usage.device_peak_bytes;
     beat->pool_bytes = store.pool_bytes;
     beat->pool_used_bytes = store.pool_used_bytes;
     beat->store_connected = w->store && worker_pool_there(w, &store);
-    beat->page_cache_bytes = pages.capacity_bytes;
-    beat->page_cache_used_bytes = pages.used_bytes;
-    beat->page_cache_hits = pages.hits;
-    beat->page_cache_misses = pages.misses;
+    beat->page_cache_bytes = usage.page_cache_bytes;
+    beat->page_cache_used_bytes = usage.page_cache_used_bytes;
+    beat->page_cache_hits = usage.page_cache_hits;
+    beat->page_cache_misses = usage.page_cache_misses;
 }
 
 struct router_link_events worker_link_events(struct worker *w)

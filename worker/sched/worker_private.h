@@ -56,5 +56,7 @@ int worker_ranks_ready(struct worker *worker, struct error *err); /* with the en
 int worker_follow(struct worker *worker);       /* a follower's worker_run */
 void worker_ranks_stop(struct worker *worker);  /* before the engine goes */
 void worker_ranks_free(struct worker *worker);  /* after it */
+/* worker_events.c: what this worker holds, all its ranks together as they last said. */
+void worker_usage(struct worker *worker, struct rank_usage *ret_usage);
 /* worker_events.c: refuses new requests; the process ends when the running ones have. */
 void worker_drain(struct worker *worker, const char *why);

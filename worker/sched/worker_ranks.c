@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { USAGE_US = 1000000 };
+
 static uint64_t timeout_us(const struct worker *w)
 {
     return (uint64_t)w->options->tp_timeout * 1000000;
@@ -150,7 +152,7 @@ static int join_leader(struct worker *w, struct error *err)
 {
     const struct worker_options *o = w->options;
     const struct rank_follower_config config = {
-        .degree = (int)o->engine.tp, .rank = (int)o->tp_rank, .leader = o->tp_leader, .timeout_us = timeout_us(w), .settings = w->settings};
+        .degree = (int)o->engine.tp, .rank = (int)o->tp_rank, .leader = o->tp_leader, .timeout_us = timeout_us(w), .settings = w->settings, .usage_us = USAGE_US};
     return rank_follower_join(&config, &w->follower, w->communicator, err);
 }
 
@@ -214,6 +216,11 @@ int worker_ranks_ready(struct worker *w, struct error *err)
 
 /* ---- a follower at work ---- */
 
+static void on_usage(void *arg, struct rank_usage *ret_usage)
+{
+    worker_usage(arg, ret_usage);
+}
+
 static void on_ended(void *arg, int result, const char *why)
 {
     struct worker *w = arg;
@@ -226,7 +233,8 @@ static void on_ended(void *arg, int result, const char *why)
 
 int worker_follow(struct worker *w)
 {
-    int rc = rank_follower_serve(w->follower, w->loop, w->engine, on_ended, w);
+    const struct rank_follower_owner owner = {.ended = on_ended, .usage = on_usage, .arg = w};
+    int rc = rank_follower_serve(w->follower, w->loop, w->engine, &owner);
     while (rc >= 0 && !w->stopped)
         rc = loop_run(w->loop);
     if (rc < 0)
