@@ -20,6 +20,20 @@ DEVICE uint32_t radix_key(float x)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
+/* Counts this lane's element in its bin; by whole warps. Neighbours mostly share their upper bits, and atomics on one word take turns: the bin of the first lane is added once for all of its kind. */
+DEVICE void radix_count(unsigned *bins, bool counts, unsigned bin)
+{
+    const unsigned lanes = __ballot_sync(0xFFFFFFFFu, counts);
+    if (lanes == 0)
+        return;
+    const int leader = __ffs((int)lanes) - 1;
+    const unsigned first = __shfl_sync(0xFFFFFFFFu, bin, leader), same = __ballot_sync(0xFFFFFFFFu, counts && bin == first);
+    if ((int)threadIdx.x % 32 == leader)
+        atomicAdd(&bins[first], (unsigned)__popc(same));
+    else if (counts && bin != first)
+        atomicAdd(&bins[bin], 1u);
+}
+
 /* The bin, counted from the largest, in which `left` elements are reached; left becomes what is to be taken from it. Warp 0. */
 DEVICE void radix_choose_bin(struct radix_shared *r, int shift)
 {
@@ -44,7 +58,7 @@ DEVICE void radix_choose_bin(struct radix_shared *r, int shift)
     }
 }
 
-/* All threads of the block; 1 <= k <= n < 2^31. Afterwards r->prefix is the k-th largest key and r->left how many elements with it belong to the k largest. */
+/* All threads of the block, a multiple of 32; 1 <= k <= n < 2^31. Afterwards r->prefix is the k-th largest key and r->left how many elements with it belong to the k largest. */
 DEVICE void radix_find(struct radix_shared *r, const float *x, int64_t n, int64_t k)
 {
     if (threadIdx.x == 0) {
@@ -56,10 +70,10 @@ DEVICE void radix_find(struct radix_shared *r, const float *x, int64_t n, int64_
             r->bins[b] = 0;
         __syncthreads();
         const uint64_t above = (uint64_t)r->prefix >> (shift + 8);
-        for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-            const uint32_t key = radix_key(x[i]);
-            if ((uint64_t)key >> (shift + 8) == above)
-                atomicAdd(&r->bins[key >> shift & 255], 1u);
+        for (int64_t first = 0; first < n; first += blockDim.x) {
+            const int64_t i = first + threadIdx.x;
+            const uint32_t key = i < n ? radix_key(x[i]) : 0;
+            radix_count(r->bins, i < n && (uint64_t)key >> (shift + 8) == above, key >> shift & 255);
         }
         __syncthreads();
         if (threadIdx.x < 32)
