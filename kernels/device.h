@@ -52,6 +52,12 @@ struct device_properties {
     uint8_t arithmetic; /* devices of the same number give the same bits for the same model, so that blocks of one serve the other; 0: the CPU's */
 };
 
+struct device_copy {
+    void *dst;
+    const void *src;
+    size_t bytes;
+};
+
 typedef bool host_progress_fn(size_t done_bytes, void *arg);
 
 struct device_ops {
@@ -93,6 +99,8 @@ struct device_ops {
     int (*copy)(struct stream *stream, void *dst, const void *src, size_t bytes);
     /* n_rows rows of `width` bytes, `pitch` bytes apart (at least `width`) on each side, as `copy`. */
     int (*copy_rows)(struct stream *stream, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows);
+    /* Many copies in one call, as few calls of the driver as it allows. They are made in no order, so none touches what another writes; host memory is registered, or of host_alloc. */
+    int (*copy_batch)(struct stream *stream, const struct device_copy *copies, int n);
 };
 
 const struct device_ops *cpu_device_ops(void);

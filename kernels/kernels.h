@@ -192,6 +192,8 @@ struct page_summary_params {
     struct slow_pages slow;
     int first;                   /* sub-pages first .. slow.n_subpages - 1 are summed up */
     uint8_t *summaries;          /* [slow.n_subpages] of page_summary_bytes() each, 32-byte aligned */
+    const uint8_t *slices;       /* the layer's slices of the blocks from that of `first` on lie here, slice_stride bytes apart, and not where the table says; NULL: there */
+    size_t slice_stride;
 };
 
 /* Scores of the observation window (SnapKV): a[h, w, i] = softmax over i <= pos(w) of q.k * scale; s[h, i] = mean over w (fp32) for the keys before the window; pooled along
@@ -258,6 +260,7 @@ struct block_params {
     int64_t head_stride;
     const bf16_t *exact_k, *exact_v; /* block_encode: what is coded, head h at + h * exact_stride; NULL: k and v */
     int64_t exact_stride;
+    uint8_t *index;      /* a copy of the slice's index goes here, too: [n_kv_heads][BLOCK_SUBPAGES] entries (block_index_copy_offset of the layer); NULL: nowhere */
 };
 
 /* ---- sampling ---- */

@@ -44,6 +44,14 @@ BLOCK_LAYOUT_INLINE struct kv_page kv_block_page(const struct kv_block_pages *p,
     return page;
 }
 
+/* A sub-page's bytes for its summary: in the block's slice, or in those that lie apart (page_summary_params.slices, the first of them block first_block's). */
+BLOCK_LAYOUT_INLINE const uint8_t *kv_summary_page(const struct block_layout *l, const struct slow_pages *slow, const uint8_t *slices, uint64_t slice_stride, int first_block, int subpage)
+{
+    const int block = subpage / BLOCK_SUBPAGES;
+    const uint8_t *slice = slices ? slices + (uint64_t)(block - first_block) * slice_stride : slow->blocks[block].data + block_slice_offset(l, block == 0, (uint32_t)slow->layer);
+    return slice + block_subpage_offset(l, block == 0, (uint32_t)slow->kv_head, (uint32_t)subpage % BLOCK_SUBPAGES);
+}
+
 BLOCK_LAYOUT_INLINE struct kv_page kv_page_at(const struct block_layout *l, const struct slow_pages *slow, int subpage)
 {
     const struct kv_block_pages block = kv_block_pages_at(l, slow, subpage / BLOCK_SUBPAGES);

@@ -17,6 +17,7 @@ static void decode_task(void *arg, int64_t task, int thread)
     (void)thread;
     page_read(block_subpage_layout(p->layout, p->first, subpage), p->slice + block_subpage_offset(p->layout, p->first, head, subpage), (int)p->layout->head_dim,
                  p->k + at, p->v + at);
+    index_copy(p, head, subpage);
 }
 
 int ISA(block_decode)(struct stream *s, const struct block_params *blocks, int n)

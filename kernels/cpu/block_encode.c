@@ -177,6 +177,7 @@ static void encode_task(void *arg, int64_t task, int thread)
         atomic_fetch_add_explicit(&a->n_bad, n_bad, memory_order_relaxed); /* a sum; the pool orders it before the caller's read */
     if (a->attended)
         page_read(l, page, d, p->k + at, p->v + at);
+    index_copy(p, head, subpage);
 }
 
 int ISA(block_encode)(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad)

@@ -60,3 +60,10 @@ static inline __attribute__((unused)) void page_read(const struct subpage_layout
     page_read_keys(l, page, d, k);
     page_read_values(l, page, d, v);
 }
+
+/* The copy of a slice's index entry, where one is wanted. */
+static inline __attribute__((unused)) void index_copy(const struct block_params *p, uint32_t head, uint32_t subpage)
+{
+    if (p->index)
+        memcpy(p->index + block_index_copy_offset(p->layout, 0, head, subpage), p->slice + block_index_offset(p->layout, p->first, head, subpage), p->layout->index_entry_bytes);
+}

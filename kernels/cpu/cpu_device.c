@@ -238,6 +238,14 @@ static int stream_copy_rows(struct stream *stream, void *dst, size_t dst_pitch, 
     return 0;
 }
 
+static int stream_copy_batch(struct stream *stream, const struct device_copy *copies, int n)
+{
+    (void)stream;
+    for (int i = 0; i < n; i++)
+        memcpy(copies[i].dst, copies[i].src, copies[i].bytes);
+    return 0;
+}
+
 const struct device_ops *cpu_device_ops(void)
 {
     static const struct device_ops ops = {
@@ -266,6 +274,7 @@ const struct device_ops *cpu_device_ops(void)
         .event_sync = event_sync,
         .copy = stream_copy,
         .copy_rows = stream_copy_rows,
+        .copy_batch = stream_copy_batch,
     };
     return &ops;
 }

@@ -10,13 +10,16 @@
 enum { TASK_PAGES = 16 };
 
 /* The slow tokens' keys in the model's own basis: [n, d]. Returns n. */
-static int slow_keys(const struct block_layout *layout, const struct kv_page *page, float *ret_keys)
+static int slow_keys(const struct page_summary_params *p, int subpage, float *ret_keys)
 {
+    const struct block_layout *layout = p->layout;
+    const uint8_t *page = kv_summary_page(layout, &p->slow, p->slices, p->slice_stride, p->first / BLOCK_SUBPAGES, subpage);
+    const uint32_t tokens = p->slow.masks[subpage];
     int d = (int)layout->head_dim, block = d & -d, n = 0;
     bf16_t rows[SUBPAGE_TOKENS * KV_MAX_DIM];
-    page_read_keys(page->sink ? &layout->sink : &layout->page, page->page, d, rows);
+    page_read_keys(subpage == 0 ? &layout->sink : &layout->page, page, d, rows);
     for (int t = 0; t < SUBPAGE_TOKENS; t++) {
-        if (!(page->tokens >> t & 1))
+        if (!(tokens >> t & 1))
             continue;
         float *key = ret_keys + n++ * d;
         for (int c = 0; c < d; c += LANES)
@@ -78,8 +81,7 @@ static void summaries_task(void *arg, int64_t task, int thread)
             memset(summary, 0, bytes);
             continue;
         }
-        const struct kv_page page = kv_page_at(p->layout, &p->slow, i);
-        int n = slow_keys(p->layout, &page, keys);
+        const int n = slow_keys(p, i, keys);
         if (p->scorer == PAGE_SCORER_MINMAX)
             write_minmax(keys, n, d, summary);
         else

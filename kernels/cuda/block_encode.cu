@@ -155,10 +155,12 @@ __global__ void __launch_bounds__(ENCODE_THREADS) block_encode_kernel(const stru
     interleave(l, key_codes, value_codes, d, page, entry);
     if (bad > 0)
         atomicAdd(n_bad, bad);
-    if (attended) {
-        __syncthreads(); /* the page is read back from where it was written */
+    if (!attended && !job.index)
+        return;
+    __syncthreads(); /* the page is read back from where it was written */
+    if (attended)
         page_read(l, page, d, job.k + head * job.head_stride + row, job.v + head * job.head_stride + row);
-    }
+    index_copy(layout, job, head, subpage);
 }
 
 extern "C" int cuda_block_encode(struct stream *s, const struct block_params *blocks, int n, bool attended, int32_t *bad)

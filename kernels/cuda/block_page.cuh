@@ -11,6 +11,7 @@ struct block_job {
     bf16_t *k, *v;
     const bf16_t *exact_k, *exact_v; /* never NULL */
     int64_t head_stride, exact_stride;
+    uint8_t *index; /* or NULL */
     int32_t first;
 };
 
@@ -28,13 +29,24 @@ static inline int block_jobs(struct stream *s, const struct block_params *blocks
     for (int i = 0; i < n; i++) {
         const struct block_params *p = &blocks[i];
         const bool apart = p->exact_k != nullptr;
-        const struct block_job job = {p->slice, p->k, p->v, apart ? p->exact_k : p->k, apart ? p->exact_v : p->v, p->head_stride, apart ? p->exact_stride : p->head_stride, p->first};
+        const struct block_job job = {p->slice, p->k, p->v, apart ? p->exact_k : p->k, apart ? p->exact_v : p->v, p->head_stride, apart ? p->exact_stride : p->head_stride, p->index, p->first};
         jobs[i] = job;
     }
     r = stream_args_send(s, device, host, sizeof(struct block_job) * (size_t)n);
     if (r == 0)
         *ret_jobs = (const struct block_job *)device;
     return r;
+}
+
+/* The copy of a slice's index entry, by all threads of the block, where one is wanted. Entries are multiples of 64 bytes, on 64 bytes. */
+DEVICE void index_copy(const struct block_layout &layout, const struct block_job &job, uint32_t head, uint32_t subpage)
+{
+    if (!job.index)
+        return;
+    const uint4 *from = reinterpret_cast<const uint4 *>(job.slice + block_index_offset(&layout, job.first, head, subpage));
+    uint4 *to = reinterpret_cast<uint4 *>(job.index + block_index_copy_offset(&layout, 0, head, subpage));
+    for (uint32_t i = threadIdx.x; i < layout.index_entry_bytes / sizeof(uint4); i += blockDim.x)
+        to[i] = from[i];
 }
 
 /* page_summary_vectors for device code. */

@@ -512,8 +512,7 @@ static int event_sync(struct device_event *event)
     return device->collective ? nccl_wait_event(device->collective, event->cuda) : cuda_error(cudaEventSynchronize(event->cuda));
 }
 
-/* What is left at this address of the piece that it was registered with. */
-static size_t registered_left(struct device *device, const void *address)
+size_t device_registered_left(struct device *device, const void *address)
 {
     size_t left = SIZE_MAX;
     pthread_mutex_lock(&device->registered_lock);
@@ -537,7 +536,7 @@ static int stream_copy(struct stream *stream, void *dst, const void *src, size_t
 {
     int r = stream->device->collective && is_pageable(dst) ? device_wait_stream(stream->device, stream->cuda) : 0;
     for (size_t at = 0, n; r == 0 && at < bytes; at += n) {
-        const size_t to = registered_left(stream->device, (uint8_t *)dst + at), from = registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
+        const size_t to = device_registered_left(stream->device, (uint8_t *)dst + at), from = device_registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
         n = bytes - at < most ? bytes - at : most;
         r = submit_copy(stream, (uint8_t *)dst + at, (const uint8_t *)src + at, n);
     }
@@ -550,7 +549,7 @@ static int stream_copy_rows(struct stream *stream, void *dst, size_t dst_pitch, 
     if (width == 0 || n_rows == 0)
         return 0;
     const size_t dst_span = (n_rows - 1) * dst_pitch + width, src_span = (n_rows - 1) * src_pitch + width;
-    if (registered_left(stream->device, dst) >= dst_span && registered_left(stream->device, src) >= src_span && !is_pageable(dst))
+    if (device_registered_left(stream->device, dst) >= dst_span && device_registered_left(stream->device, src) >= src_span && !is_pageable(dst))
         return submit_copy_rows(stream, dst, dst_pitch, src, src_pitch, width, n_rows);
     for (size_t i = 0; r == 0 && i < n_rows; i++)
         r = stream_copy(stream, (uint8_t *)dst + i * dst_pitch, (const uint8_t *)src + i * src_pitch, width);
@@ -585,6 +584,7 @@ const struct device_ops *cuda_device_ops(void)
         .event_sync = event_sync,
         .copy = stream_copy,
         .copy_rows = stream_copy_rows,
+        .copy_batch = stream_copy_batch,
     };
     return &ops;
 }

@@ -30,6 +30,7 @@ struct device {
     cudaEvent_t fixed_event;
     pthread_mutex_t registered_lock; /* of the next: another thread registers */
     struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
+    bool no_batches; /* the driver has no cudaMemcpyBatchAsync */
     struct collective *collective; /* the one that is open, or NULL */
     struct cudnn_attention *cudnn; /* or NULL */
     size_t cudnn_version;
@@ -76,6 +77,10 @@ int stream_temp_end(struct stream *s, int result);
 
 /* The device's fixed scratch, from now on this stream's: it waits for whoever had it. stream_fixed_end when all work on it has been submitted. */
 int stream_fixed(struct stream *s, void **ret_memory);
+
+/* What is left at this address of the piece that it was registered with; SIZE_MAX where it was not. A copy must not cross from one registered piece into the next. */
+size_t device_registered_left(struct device *device, const void *address);
+int stream_copy_batch(struct stream *s, const struct device_copy *copies, int n);
 
 static inline int64_t ceil_div64(int64_t a, int64_t b)
 {

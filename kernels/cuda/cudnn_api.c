@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if __has_include(<cudnn_graph.h>) && defined(CUDART_VERSION) /* not beside the emulator's headers */
+#if __has_include(<cudnn_graph.h>) && !defined(CUDART_EMULATED) /* not beside the emulator's headers */
 #include <cudnn_graph.h>
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #ours)
 SAME(CUDNN_OK, CUDNN_STATUS_SUCCESS);

@@ -12,7 +12,8 @@ DEVICE uint16_t fp16_held(float x)
     return fp16_from_float(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
 }
 
-__global__ void __launch_bounds__(SUMMARY_MAX_DIM) page_summaries_kernel(const struct block_layout layout, enum page_scorer scorer, const struct slow_pages slow, int first, uint8_t *summaries)
+__global__ void __launch_bounds__(SUMMARY_MAX_DIM) page_summaries_kernel(const struct block_layout layout, enum page_scorer scorer, const struct slow_pages slow, int first, uint8_t *summaries,
+                                                                              const uint8_t *slices, size_t slice_stride)
 {
     __shared__ float x[SUBPAGE_TOKENS][SUMMARY_MAX_DIM];
     const int subpage = first + (int)blockIdx.x, c = (int)threadIdx.x, d = (int)layout.head_dim, block = d & -d, n_vectors = page_summary_vectors_of(scorer);
@@ -24,9 +25,9 @@ __global__ void __launch_bounds__(SUMMARY_MAX_DIM) page_summaries_kernel(const s
             summary[v * d + c] = 0;
         return;
     }
-    const struct kv_page page = kv_page_at(&layout, &slow, subpage);
+    const uint8_t *page = kv_summary_page(&layout, &slow, slices, slice_stride, first / BLOCK_SUBPAGES, subpage);
     UNROLL for (int t = 0; t < SUBPAGE_TOKENS; t++)
-        key[t] = c < d ? bf16_to_float(page_key(page.sink ? layout.sink : layout.page, page.page, t, c)) : 0.0f;
+        key[t] = c < d ? bf16_to_float(page_key(subpage == 0 ? layout.sink : layout.page, page, t, c)) : 0.0f;
     for (int h = 1; h < block; h *= 2) {
         UNROLL for (int t = 0; t < SUBPAGE_TOKENS; t++)
             x[t][c] = key[t];
@@ -66,5 +67,5 @@ extern "C" int cuda_page_summaries(struct stream *s, const struct page_summary_p
         return -ENOTSUP;
     if (n == 0)
         return 0;
-    return LAUNCH(page_summaries_kernel, (unsigned)n, (p->layout->head_dim + 31) / 32 * 32, 0, s, *p->layout, p->scorer, p->slow, p->first, p->summaries);
+    return LAUNCH(page_summaries_kernel, (unsigned)n, (p->layout->head_dim + 31) / 32 * 32, 0, s, *p->layout, p->scorer, p->slow, p->first, p->summaries, p->slices, p->slice_stride);
 }

@@ -1,5 +1,6 @@
 # The files of the CUDA backend, for the plugin (kernels/CMakeLists.txt) and for the emulator (tests/simt).
 set(CUDA_BACKEND_C
+  copy_batch.c
   cuda_arena.c
   cuda_device.c
   cuda_kernels.c

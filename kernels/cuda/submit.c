@@ -1,4 +1,5 @@
 #include "kernels/cuda/submit.h"
+#include <errno.h>
 
 int submit_copy(struct stream *s, void *dst, const void *src, size_t bytes)
 {
@@ -9,6 +10,29 @@ int submit_copy_rows(struct stream *s, void *dst, size_t dst_pitch, const void *
 {
     return cuda_error(cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, n_rows, cudaMemcpyDefault, s->cuda));
 }
+
+/* CUDA 12.8 has the call with other arguments. */
+#if CUDART_VERSION >= 13000
+int submit_copies(struct stream *s, void *const *dsts, const void *const *srcs, const size_t *bytes, size_t n)
+{
+    struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream, .flags = cudaMemcpyFlagPreferOverlapWithCompute};
+    size_t first = 0;
+    int r = submit_directly(s);
+    if (r < 0)
+        return r;
+    const cudaError_t error = cudaMemcpyBatchAsync(dsts, srcs, bytes, n, &attributes, &first, 1, s->cuda);
+    if (error != cudaErrorNotSupported && error != cudaErrorCallRequiresNewerDriver && error != cudaErrorInsufficientDriver)
+        return cuda_error(error);
+    cudaGetLastError();
+    return -ENOTSUP;
+}
+#else
+int submit_copies(struct stream *s, void *const *dsts, const void *const *srcs, const size_t *bytes, size_t n)
+{
+    (void)s, (void)dsts, (void)srcs, (void)bytes, (void)n;
+    return -ENOTSUP;
+}
+#endif
 
 int submit_fill(struct stream *s, void *dst, int value, size_t bytes)
 {

@@ -8,6 +8,8 @@ extern "C" {
 
 int submit_copy(struct stream *s, void *dst, const void *src, size_t bytes);
 int submit_copy_rows(struct stream *s, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows);
+/* n > 0 copies in no order. -ENOTSUP: the runtime or the driver has no such call. */
+int submit_copies(struct stream *s, void *const *dsts, const void *const *srcs, const size_t *bytes, size_t n);
 int submit_fill(struct stream *s, void *dst, int value, size_t bytes);
 int submit_record(struct stream *s, cudaEvent_t event);
 int submit_wait(struct stream *s, cudaEvent_t event);

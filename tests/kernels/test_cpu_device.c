@@ -107,6 +107,7 @@ Test(cpu_device, test_streams_and_events_do_their_work_at_once)
     cr_assert_eq(ops->stream_create(device, &stream), 0);
     cr_assert_eq(ops->event_create(device, &event), 0);
     cr_assert_eq(ops->copy(stream, to, from, sizeof to), 0);
+    cr_assert_eq(ops->copy_batch(stream, (const struct device_copy[]){{to, from, 1}, {to + 1, from + 1, 0}}, 2), 0);
     cr_assert_eq(ops->event_record(event, stream), 0);
     cr_assert_eq(ops->stream_wait(stream, event), 0);
     cr_assert_eq(memcmp(to, from, sizeof to), 0);

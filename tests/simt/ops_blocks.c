@@ -15,6 +15,18 @@ static int odd_values(uint16_t *x, int d, bool coded)
     return 3 + (coded ? d : 0);
 }
 
+/* Both copies of the index are what the slice has of it. */
+static void same_index(struct ops_test *t, const char *shape, const struct block_layout *l, bool first, const uint8_t *cpu, const uint8_t *gpu, const uint8_t *slice)
+{
+    const size_t row = (size_t)BLOCK_SUBPAGES * l->index_entry_bytes;
+    uint8_t *copy = ops_test_download(t, gpu, row * l->n_kv_heads);
+    for (uint32_t h = 0; h < l->n_kv_heads; h++) {
+        ops_test_same(t, shape, slice + block_index_offset(l, first, h, 0), cpu + h * row, row);
+        ops_test_same(t, shape, slice + block_index_offset(l, first, h, 0), copy + h * row, row);
+    }
+    free(copy);
+}
+
 static void block(struct ops_test *t, enum kv_format format, int n_heads, int d, bool first, bool attended, bool odd)
 {
     struct block_layout layout;
@@ -25,7 +37,10 @@ static void block(struct ops_test *t, enum kv_format format, int n_heads, int d,
     const int n_bad = odd ? odd_values(k, d, format != KV_FORMAT_BF16) + odd_values(v, d, format != KV_FORMAT_BF16) : 0;
     uint16_t *dk = ops_test_upload(t, k, bytes), *dv = ops_test_upload(t, v, bytes);
     struct block_params cpu = {.layout = &layout, .first = first, .slice = slice, .k = k, .v = v, .head_stride = (int64_t)stride}, gpu = cpu;
-    gpu.slice = dslice, gpu.k = dk, gpu.v = dv;
+    const size_t index_bytes = block_index_bytes(&layout);
+    uint8_t *index = odd ? NULL : ops_test_alloc(index_bytes), *dindex = odd ? NULL : ops_test_room(t, index_bytes);
+    cpu.index = index;
+    gpu.slice = dslice, gpu.k = dk, gpu.v = dv, gpu.index = dindex;
     const char *shape = ops_test_shape("block %s heads %d d %d first %d attended %d odd %d", kv_format_name(format), n_heads, d, first, attended, odd);
     int32_t cpu_bad = 7, *gpu_bad = ops_test_upload(t, &cpu_bad, sizeof cpu_bad);
     ops_test_true(t, shape, t->cpu_ops->block_encode(t->cpu, &cpu, 1, attended, &cpu_bad) == 0 && t->gpu_ops->block_encode(t->gpu, &gpu, 1, attended, gpu_bad) == 0);
@@ -36,13 +51,20 @@ static void block(struct ops_test *t, enum kv_format format, int n_heads, int d,
     ops_test_same(t, shape, slice, coded, slice_bytes);
     ops_test_same(t, shape, k, gk, bytes);
     ops_test_same(t, shape, v, gv, bytes);
+    if (index)
+        same_index(t, shape, &layout, first, index, dindex, coded);
     free(gk), free(gv);
+    gpu.index = index ? ops_test_room(t, index_bytes) : NULL;
+    if (index)
+        memset(index, 0, index_bytes);
     t->cpu_ops->block_decode(t->cpu, &cpu, 1);
     ops_test_true(t, shape, t->gpu_ops->block_decode(t->gpu, &gpu, 1) == 0);
+    if (index)
+        same_index(t, shape, &layout, first, index, gpu.index, coded);
     gk = ops_test_download(t, dk, bytes), gv = ops_test_download(t, dv, bytes);
     ops_test_same(t, shape, k, gk, bytes);
     ops_test_same(t, shape, v, gv, bytes);
-    free(k), free(v), free(slice), free(coded), free(gk), free(gv), free(gpu_bad);
+    free(k), free(v), free(slice), free(coded), free(gk), free(gv), free(gpu_bad), free(index);
 }
 
 /* Several blocks of one call, from exact rows that are apart from where the attended values go, as a chunk of a prompt codes them. */

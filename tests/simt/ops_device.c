@@ -171,6 +171,36 @@ static void copies_go_through_host_memory(struct ops_test *t)
     free(x), free(back);
 }
 
+/* More pieces than one call of the driver takes, of all sizes and none, to the device, on it and back; nothing beside them is touched. */
+static void copies_go_in_batches(struct ops_test *t)
+{
+    enum { N = 600, STEP = 96 };
+    const struct device_ops *ops = t->gpu_backend->device;
+    struct device_copy in[N], over[N], out[N];
+    void *memory;
+    uint8_t *room = ops_test_room(t, N * STEP), *other = ops_test_room(t, N * STEP);
+    ops_test_true(t, "host memory", ops->host_alloc(t->gpu_device, 2 * N * STEP, &memory) == 0);
+    uint8_t *from = memory, *to = from + N * STEP;
+    for (int i = 0; i < N * STEP; i++) {
+        from[i] = (uint8_t)(i * 7 + i / 256);
+        to[i] = 0x55;
+    }
+    for (int i = 0; i < N; i++) { /* each turns the order round, so that no copy lies where it came from */
+        const size_t at = (size_t)i * STEP, opposite = (size_t)(N - 1 - i) * STEP, bytes = (size_t)(i % (STEP + 1));
+        in[i] = (struct device_copy){.dst = room + opposite, .src = from + at, .bytes = bytes};
+        over[i] = (struct device_copy){.dst = other + at, .src = room + opposite, .bytes = bytes};
+        out[i] = (struct device_copy){.dst = to + opposite, .src = other + at, .bytes = bytes};
+    }
+    ops_test_true(t, "batches", ops->copy_batch(t->gpu, in, N) == 0 && ops->copy_batch(t->gpu, over, N) == 0 && ops->copy_batch(t->gpu, out, N) == 0 && ops->copy_batch(t->gpu, in, 0) == 0);
+    ops_test_true(t, "sync", ops->stream_sync(t->gpu) == 0);
+    bool same = true;
+    for (int i = 0; i < N; i++)
+        for (size_t j = 0; j < STEP; j++)
+            same &= to[(size_t)(N - 1 - i) * STEP + j] == (j < (size_t)(i % (STEP + 1)) ? from[(size_t)i * STEP + j] : 0x55);
+    ops_test_true(t, "copies and nothing beside them", same);
+    ops->host_free(t->gpu_device, memory);
+}
+
 struct progress {
     size_t last, stop_at;
     int n;
@@ -211,5 +241,6 @@ void test_ops_device(struct ops_test *t)
     kernels_read_registered_memory(t, true);
     kernels_read_registered_memory(t, false);
     copies_go_through_host_memory(t);
+    copies_go_in_batches(t);
     registration_is_told_and_may_be_ended(t);
 }

@@ -145,6 +145,15 @@ static void summaries(struct ops_test *t, enum page_scorer scorer, enum kv_forma
     ops_test_true(t, "page_summaries", t->gpu_ops->page_summaries(t->gpu, &p) == 0);
     uint8_t *actual = ops_test_download(t, room, bytes);
     ops_test_same(t, ops_test_shape("page_summaries scorer %d %s d %d", (int)scorer, kv_format_name(format), d), expected, actual, bytes);
+    free(actual);
+    /* The same of a slice that lies apart. */
+    const struct kv_block nowhere = {.data = NULL};
+    p.slow.blocks = ops_test_upload(t, &nowhere, sizeof nowhere);
+    p.slices = gpu_slice;
+    p.summaries = room = ops_test_room(t, bytes);
+    ops_test_true(t, "page_summaries apart", t->gpu_ops->page_summaries(t->gpu, &p) == 0);
+    actual = ops_test_download(t, room, bytes);
+    ops_test_same(t, ops_test_shape("page_summaries apart, scorer %d %s d %d", (int)scorer, kv_format_name(format), d), expected, actual, bytes);
     free(k), free(slice), free(expected), free(actual);
 }
 

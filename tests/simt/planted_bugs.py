@@ -62,6 +62,7 @@ BUGS = [Bug(*fields) for fields in [
     ("block_encode: values go to the rows of another head", "blocks", "block_encode.cu", "block_encode.cu", "job.v + head * job.head_stride + row", "job.v + row"),
     ("page_cache: staging is written over while it is attended", "decode_fetch", "page_cache.cu", "page_cache.cu", "r = submit_wait(c->gather, c->attended[side]);", "r = 0;"),
     ("decode pages: pages are attended while they arrive", "decode_fetch", "attn_decode_parts.cuh", "attn_decode.cu", "(arrives != 0) != (a.pass == DECODE_ARRIVED)", "a.pass == DECODE_ARRIVED"),
+    ("copy_batch: what does not fill a batch is left out", "device", "copy_batch.c", "copy_batch.c", "return r == 0 ? flush(&b) : r;", "return r;"),
     # arithmetic and indices
     ("attn_prefill: keys of the prefix are attended twice", "prefix", "attn_prefill.cu", "attn_prefill.cu", "a.first_key = a.origin", "a.first_key = a.origin - 128"),
     ("attn_prefill: a split begins a tile late", "prefix", "attn_prefill.cu", "attn_prefill.cu", "from = a.first_key + (int64_t)blockIdx.y * a.split_keys,", "from = a.first_key + (int64_t)blockIdx.y * (a.split_keys + 64),"),

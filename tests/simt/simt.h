@@ -15,6 +15,8 @@ void simt_configure(uint64_t seed, bool threads);
 void simt_fail_malloc(int n);
 /* The n-th launch from now on of a kernel with `name` in its name fails, and from then on so does every call: the device is broken. Also by SIMT_FAIL_LAUNCH=NAME:N. */
 void simt_fail_launch(const char *name, int n);
+/* From now on the driver has no batches of copies, or has them. */
+void simt_refuse_batches(bool refuse);
 /* Threads of kernels run so far in this process. */
 uint64_t simt_threads_run(void);
 

@@ -33,7 +33,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 }
 
 #define EACH_ERROR(X)                                                                                                                                            \
-    X(cudaSuccess) X(cudaErrorInvalidValue) X(cudaErrorMemoryAllocation) X(cudaErrorInitializationError) X(cudaErrorInvalidConfiguration) X(cudaErrorInsufficientDriver) X(cudaErrorNoDevice) \
+    X(cudaSuccess) X(cudaErrorInvalidValue) X(cudaErrorMemoryAllocation) X(cudaErrorInitializationError) X(cudaErrorInvalidConfiguration) X(cudaErrorInsufficientDriver) X(cudaErrorCallRequiresNewerDriver) X(cudaErrorNoDevice) \
     X(cudaErrorInvalidDevice) X(cudaErrorNotReady) X(cudaErrorIllegalAddress) X(cudaErrorHostMemoryAlreadyRegistered) X(cudaErrorHostMemoryNotRegistered)          \
     X(cudaErrorLaunchFailure) X(cudaErrorNotSupported)
 

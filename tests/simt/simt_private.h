@@ -125,6 +125,9 @@ void memory_lock();   /* and may not: the host goes on (lazy mode only) */
 
 /* ---- streams ---- */
 cudaError_t enqueue(cudaStream_t stream, const char *name, std::function<void()> run);
+void copy_now(void *dst, const void *src, size_t bytes); /* as an operation, or a part of one */
+/* Reports what is not inside its allocation. */
+void check_range(const char *what, const void *address, size_t bytes);
 /* Error of this host thread, as cudaGetLastError gives it. */
 cudaError_t set_error(cudaError_t error);
 int dynamic_shared_limit(const void *function);
@@ -135,6 +138,7 @@ struct Options {
     int fail_malloc; /* the n-th cudaMalloc from now on fails; 0: none */
     std::string fail_kernel; /* the launch of such a kernel that breaks the device, */
     int fail_launch = 0;     /* the n-th from now on; 0: none */
+    bool refuse_batches = false; /* cudaMemcpyBatchAsync is not supported */
 };
 Options &options();
 /* What every call returns: an error that stays, once the device is broken. */

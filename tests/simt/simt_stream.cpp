@@ -253,14 +253,14 @@ cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack,
     return enqueue(shape.stream, shape.name, [=] { run_kernel(Kernel{shape, pack, call, serial}); });
 }
 
-static void copy_now(void *dst, const void *src, size_t bytes)
+void copy_now(void *dst, const void *src, size_t bytes)
 {
     check::range_copied(dst, src, bytes);
     memcpy(dst, src, bytes);
 }
 
 /* A copy or memset must stay inside its allocation. */
-static void check_range(const char *what, const void *address, size_t bytes)
+void check_range(const char *what, const void *address, size_t bytes)
 {
     size_t left = 0;
     const MemoryKind kind = memory_find(address, &left);

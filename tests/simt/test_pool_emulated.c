@@ -209,6 +209,16 @@ Test(pool_emulated, copies_cross_the_pieces_of_a_registration)
     cr_assert_eq(dev->stream_sync(side.f.stream), 0);
     for (int i = 0; i < 300; i++)
         cr_assert_eq(base[border - 150 + (size_t)i], (uint8_t)(i * 7), "byte %d", i);
+    for (int refused = 0; refused < 2; refused++) { /* the same by a batch, and by a driver that has none */
+        simt_refuse_batches(refused);
+        memset(base + border - 180, 0, 400);
+        const struct device_copy copies[] = {{base + border - 170, memory, 150}, {base + border - 20, (uint8_t *)memory + 150, 150}};
+        cr_assert_eq(dev->copy_batch(side.f.stream, copies, 2), 0);
+        cr_assert_eq(dev->stream_sync(side.f.stream), 0);
+        for (int i = 0; i < 300; i++)
+            cr_assert_eq(base[border - 170 + (size_t)i], (uint8_t)(i * 7), "byte %d, refused %d", i, refused);
+    }
+    simt_refuse_batches(false);
     dev->free(side.f.device, memory);
     dev->host_unregister(side.f.device, base);
     munmap(base, bytes);
