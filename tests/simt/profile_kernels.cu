@@ -123,14 +123,14 @@ __global__ void counters(const float *x, float *y)
 
 extern "C" int profile_run(cudaStream_t s, const float *x, float *y)
 {
-    int r = LAUNCH(coalesced, 1, 32, 0, s, x, y) | LAUNCH(strided, 1, 32, 0, s, x, y) | LAUNCH(misaligned, 1, 32, 0, s, x, y) | LAUNCH(broadcast, 1, 32, 0, s, x, y) |
-            LAUNCH(rounds, 1, 48, 0, s, x, y) | LAUNCH(ragged, 1, 32, 0, s, x, y) | LAUNCH(transpose_conflicting, 1, 32, 0, s, x, y) | LAUNCH(transpose_padded, 1, 32, 0, s, x, y) |
-            LAUNCH(wide, 1, 32, 0, s, x, y) | LAUNCH(pairs, 1, 32, 0, s, x, y) | LAUNCH(counters, 1, 32, 0, s, x, y);
-    r |= LAUNCH(matrix_conflicting, 1, 32, 0, s, (const uint16_t *)x, (uint32_t *)y) | LAUNCH(matrix_padded, 1, 32, 0, s, (const uint16_t *)x, (uint32_t *)y);
+    int r = LAUNCH_ON(coalesced, 1, 32, 0, s, x, y) | LAUNCH_ON(strided, 1, 32, 0, s, x, y) | LAUNCH_ON(misaligned, 1, 32, 0, s, x, y) | LAUNCH_ON(broadcast, 1, 32, 0, s, x, y) |
+            LAUNCH_ON(rounds, 1, 48, 0, s, x, y) | LAUNCH_ON(ragged, 1, 32, 0, s, x, y) | LAUNCH_ON(transpose_conflicting, 1, 32, 0, s, x, y) | LAUNCH_ON(transpose_padded, 1, 32, 0, s, x, y) |
+            LAUNCH_ON(wide, 1, 32, 0, s, x, y) | LAUNCH_ON(pairs, 1, 32, 0, s, x, y) | LAUNCH_ON(counters, 1, 32, 0, s, x, y);
+    r |= LAUNCH_ON(matrix_conflicting, 1, 32, 0, s, (const uint16_t *)x, (uint32_t *)y) | LAUNCH_ON(matrix_padded, 1, 32, 0, s, (const uint16_t *)x, (uint32_t *)y);
     return r;
 }
 
 extern "C" int profile_run_host(cudaStream_t s, const float *x, float *y)
 {
-    return LAUNCH(misaligned, 1, 32, 0, s, x, y);
+    return LAUNCH_ON(misaligned, 1, 32, 0, s, x, y);
 }

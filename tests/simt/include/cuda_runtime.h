@@ -25,10 +25,23 @@ struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
+#ifdef SIMT_CHECK
+/* A vector is copied in one piece, as the hardware does it: the checker would see four accesses of a compiler that takes it apart. */
+extern "C" void *simt_memcpy(void *to, const void *from, size_t bytes);
+#define SIMT_VECTOR(T)                                                                     \
+    T(const T &from) { simt_memcpy(this, &from, sizeof from); }                            \
+    T &operator=(const T &from) { simt_memcpy(this, &from, sizeof from); return *this; }
+/* constexpr: static __shared__ arrays of them need no code to begin. */
+#define SIMT_VECTOR2(T, E) constexpr T() : x(0), y(0) {} T(E x_, E y_) : x(x_), y(y_) {} SIMT_VECTOR(T)
+#define SIMT_VECTOR4(T, E) constexpr T() : x(0), y(0), z(0), w(0) {} T(E x_, E y_, E z_, E w_) : x(x_), y(y_), z(z_), w(w_) {} SIMT_VECTOR(T)
+#else
+#define SIMT_VECTOR2(T, E)
+#define SIMT_VECTOR4(T, E)
+#endif
+struct alignas(8) float2 { float x, y; SIMT_VECTOR2(float2, float) };
+struct alignas(16) float4 { float x, y, z, w; SIMT_VECTOR4(float4, float) };
+struct alignas(8) uint2 { unsigned x, y; SIMT_VECTOR2(uint2, unsigned) };
+struct alignas(16) uint4 { unsigned x, y, z, w; SIMT_VECTOR4(uint4, unsigned) };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
