@@ -30,6 +30,8 @@ template <int D> struct index_tile {
     int8_t query[TILE_ROWS * LD];
     float step_code[TILE_ROWS], step_sum[TILE_ROWS], step_middle[TILE_ROWS];
     int32_t item[TILE_ITEMS];
+    float *e[TILE_ROWS];       /* of the row's head and sub-page 0 */
+    uint8_t owner[TILE_ROWS], head[TILE_ROWS]; /* which of the items, and which of its heads; of rows behind the last one the last item */
 };
 
 /* One row of the tile by one warp; zeros for NULL. */
@@ -90,8 +92,8 @@ template <int D> DEVICE void index_dots(const struct index_tile<D> &tile, const 
     }
 }
 
-/* log-sum-exp over the 16 tokens of a column. */
-DEVICE float index_column_lse(float s0, float s1)
+/* The largest of a column's 16 tokens, and the sum of their exponentials beside it. */
+DEVICE void index_column_sum(float s0, float s1, float *ret_m, float *ret_sum)
 {
     float m = fmaxf(s0, s1);
     for (int x = 4; x < 32; x *= 2)
@@ -99,14 +101,18 @@ DEVICE float index_column_lse(float s0, float s1)
     float sum = exp_nonpositive(s0 - m) + exp_nonpositive(s1 - m); /* -inf - -inf: NaN, so 0 */
     for (int x = 4; x < 32; x *= 2)
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, x);
-    return m + log_float(sum);
+    *ret_m = m;
+    *ret_sum = sum;
 }
 
-/* e of the items whose bit is set in `users`, for the sub-page whose entry they share. tokens: the mask of this lane's item. */
+/* e of the items whose bit is set in `users`, for the sub-page whose entry they share. tokens: the mask of this lane's item. All lanes know each column's sum; those with lane / 4 = i keep columns
+ * 8 i .. 8 i + 7, so that logarithms are taken, and e stored, once for all columns and not in every round. */
 template <int D> DEVICE void index_score_entry(const struct decode_args &a, const struct index_tile<D> &tile, int n_rows, int subpage, const uint8_t *entry, unsigned users, uint32_t tokens)
 {
     const int lane = (int)threadIdx.x % 32;
     struct index_entry<D> e;
+    float m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    static_assert(TILE_ROWS == 64, "eight columns for each of the eight lanes that know them");
     index_read<D>(&e, a.layout, entry);
     for (int first = 0; first < n_rows; first += 8) {
         const int last = min(first + 7, n_rows - 1);
@@ -115,20 +121,25 @@ template <int D> DEVICE void index_score_entry(const struct decode_args &a, cons
         int32_t dot[4];
         index_dots<D>(tile, e, first, dot);
         UNROLL for (int column = 0; column < 2; column++) {
-            const int row = first + lane % 4 * 2 + column, owner = min(row, n_rows - 1) / a.group, h = row % a.group;
+            const int row = first + lane % 4 * 2 + column, owner = tile.owner[row];
             const uint32_t mask = __shfl_sync(0xFFFFFFFFu, tokens, owner);
             const bool used = row < n_rows && users >> owner & 1;
-            const struct decode_item &item = a.items[tile.item[owner]];
-            float s[2];
+            float s[2], column_m, column_sum;
             UNROLL for (int half = 0; half < 2; half++) {
                 const int t = lane / 4 + 8 * half;
                 const float logit = fmaf(e.step[half], fmaf((float)dot[2 * half + column], tile.step_code[row], tile.step_middle[row]), e.min[half] * tile.step_sum[row]);
-                s[half] = used && mask >> t & 1 ? decode_logit(a, item, h, (int64_t)subpage * SUBPAGE_TOKENS + t, logit) : -INFINITY;
+                s[half] = !used || !(mask >> t & 1) ? -INFINITY
+                          : a.bias.first ? decode_logit(a, a.items[tile.item[owner]], tile.head[row], (int64_t)subpage * SUBPAGE_TOKENS + t, logit) : logit;
             }
-            const float lse = index_column_lse(s[0], s[1]);
-            if (used && lane / 4 == 0)
-                item.e[(int64_t)subpage * a.group + h] = lse;
+            index_column_sum(s[0], s[1], &column_m, &column_sum);
+            m[column] = lane / 4 == first / 8 ? column_m : m[column];
+            sum[column] = lane / 4 == first / 8 ? column_sum : sum[column];
         }
+    }
+    UNROLL for (int column = 0; column < 2; column++) {
+        const int row = lane * 2 + column;
+        if (row < n_rows && users >> tile.owner[row] & 1)
+            tile.e[row][(int64_t)subpage * a.group] = m[column] + log_float(sum[column]);
     }
 }
 
@@ -160,6 +171,12 @@ template <int D> __global__ void __launch_bounds__(TILE_WARPS * 32) index_score_
     const int warp = (int)threadIdx.x / 32, n_rows = items.n * a.group;
     for (int i = (int)threadIdx.x; i < items.n; i += TILE_WARPS * 32)
         tile.item[i] = t.order[items.first + i];
+    for (int row = (int)threadIdx.x; row < TILE_ROWS; row += TILE_WARPS * 32) {
+        const int owner = min(row, n_rows - 1) / a.group, head = row % a.group;
+        tile.owner[row] = (uint8_t)owner;
+        tile.head[row] = (uint8_t)head;
+        tile.e[row] = a.items[t.order[items.first + owner]].e + head;
+    }
     for (int row = warp; row < TILE_ROWS; row += TILE_WARPS)
         index_quantize<D>(&tile, row, row < n_rows ? a.items[t.order[items.first + row / a.group]].q + row % a.group * D : nullptr, a.scale);
     __syncthreads(); /* the tile is there */
