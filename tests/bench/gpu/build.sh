@@ -4,11 +4,12 @@
 #
 #   tests/bench/gpu/build.sh [OUT]            OUT: build-gpu
 #   ARCHS="80 90" tests/bench/gpu/build.sh    compute capabilities; default 90
+#   JOBS=1 tests/bench/gpu/build.sh           compilers at a time; default one a processor
 #   CUDA=off tests/bench/gpu/build.sh         without the plugin: the CPU backend alone
 #   LIST=on tests/bench/gpu/build.sh          only name the C files, with the options of each
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-out=${1:-build-gpu} archs=${ARCHS:-90} cc=${CC:-cc} cuda=${CUDA:-on} jobs=$(nproc)
+out=${1:-build-gpu} archs=${ARCHS:-90} cc=${CC:-cc} cuda=${CUDA:-on} jobs=${JOBS:-$(nproc)}
 
 # Names in a `set(<variable>` or `function(<target>` list of a CMake file, up to its closing parenthesis.
 cmake_list() { # FILE FIRST_LINE
