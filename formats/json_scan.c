@@ -1,4 +1,5 @@
 #include "formats/json_private.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <locale.h>
 #include <math.h>
@@ -39,23 +40,6 @@ static size_t skip_plain(const char *text, size_t len, size_t pos)
         pos++;
     }
     return pos;
-}
-
-/* Length of the well-formed UTF-8 character at text[pos], 0 if there is none (Unicode 15, table 3-7). */
-static size_t utf8_char_len(const char *text, size_t len, size_t pos)
-{
-    const unsigned char *s = (const unsigned char *)text + pos;
-    size_t left = len - pos;
-    if (s[0] < 0xc2 || s[0] > 0xf4)
-        return 0;
-    if (s[0] < 0xe0)
-        return left >= 2 && (s[1] & 0xc0) == 0x80 ? 2 : 0;
-    if (s[0] < 0xf0) {
-        unsigned char low = s[0] == 0xe0 ? 0xa0 : 0x80, high = s[0] == 0xed ? 0x9f : 0xbf;
-        return left >= 3 && s[1] >= low && s[1] <= high && (s[2] & 0xc0) == 0x80 ? 3 : 0;
-    }
-    unsigned char low = s[0] == 0xf0 ? 0x90 : 0x80, high = s[0] == 0xf4 ? 0x8f : 0xbf;
-    return left >= 4 && s[1] >= low && s[1] <= high && (s[2] & 0xc0) == 0x80 && (s[3] & 0xc0) == 0x80 ? 4 : 0;
 }
 
 static int hex4(const char *s)
@@ -117,38 +101,14 @@ size_t json_scan_string(const char *text, size_t len, size_t pos, bool *ret_esca
             continue;
         }
         while (pos < len && (unsigned char)text[pos] >= 0x80) {
-            size_t n = utf8_char_len(text, len, pos);
-            if (!n)
+            size_t n;
+            if (utf8_next((const uint8_t *)text + pos, len - pos, &n) != UTF8_CHAR)
                 return fault_at(ret_fault, "ill-formed UTF-8", pos);
             pos += n;
         }
     }
     *ret_escapes = escapes;
     return pos + 1;
-}
-
-static size_t utf8_put(uint32_t c, char *out)
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (char)(0xc0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3f));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (char)(0xe0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (c & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (c >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (c & 0x3f));
-    return 4;
 }
 
 size_t json_unescape(const char *in, size_t n, char *out)
@@ -175,7 +135,7 @@ size_t json_unescape(const char *in, size_t n, char *out)
             c = 0x10000 + ((c - 0xd800) << 10) + ((uint32_t)hex4(in + i + 2) - 0xdc00);
             i += 6;
         }
-        w += utf8_put(c, out + w);
+        w += utf8_put(c, (uint8_t *)out + w);
     }
     return w;
 }

@@ -1,5 +1,6 @@
 #include "proto/base/json_write.h"
 #include "proto/base/base_assert.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -118,25 +119,6 @@ void json_write_array_end(struct json_writer *w)
     close_container(w, false);
 }
 
-/* Length of the well-formed UTF-8 sequence at s (RFC 3629: no surrogates, no overlong forms), or 0. */
-static size_t utf8_sequence(const uint8_t *s, size_t n)
-{
-    uint8_t a = s[0];
-    if (a < 0x80)
-        return 1;
-    size_t len = a >= 0xF0 ? 4 : a >= 0xE0 ? 3 : 2;
-    if (a < 0xC2 || a > 0xF4 || n < len)
-        return 0;
-    uint8_t low = a == 0xE0 ? 0xA0 : a == 0xF0 ? 0x90 : 0x80;
-    uint8_t high = a == 0xED ? 0x9F : a == 0xF4 ? 0x8F : 0xBF;
-    if (s[1] < low || s[1] > high)
-        return 0;
-    for (size_t i = 2; i < len; i++)
-        if ((s[i] & 0xC0) != 0x80)
-            return 0;
-    return len;
-}
-
 /* How many bytes at s can be copied as they are. */
 static size_t plain_run(const uint8_t *s, size_t n)
 {
@@ -144,8 +126,8 @@ static size_t plain_run(const uint8_t *s, size_t n)
     while (i < n) {
         if (s[i] < 0x20 || s[i] == '"' || s[i] == '\\')
             break;
-        size_t len = utf8_sequence(s + i, n - i);
-        if (len == 0)
+        size_t len;
+        if (utf8_next(s + i, n - i, &len) != UTF8_CHAR)
             break;
         i += len;
     }

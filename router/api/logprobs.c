@@ -2,7 +2,7 @@
  * alternatives. Completions: parallel arrays, where a token that is no UTF-8 is written as "bytes:\x.."; its text_offset counts characters.
  * JSON has no infinity: the floor is -9999. */
 #include "router/api/api_private.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

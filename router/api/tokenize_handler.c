@@ -1,6 +1,6 @@
 /* /tokenize and /detokenize, in vLLM's shapes. A text or a chat becomes tokens on the same path as a request for generation does. */
 #include "router/api/api_private.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdlib.h>
 

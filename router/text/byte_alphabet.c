@@ -1,5 +1,5 @@
 #include "router/text/byte_alphabet.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 
 /* Printable bytes stand for themselves; the other 68, in order, are U+0100 and up. */
 static bool stands_for_itself(uint32_t c)

@@ -1,5 +1,5 @@
 #include "router/text/neutralize.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

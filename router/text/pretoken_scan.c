@@ -1,6 +1,6 @@
 #include "router/text/pretoken_scan.h"
 #include "router/text/char_class.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <stdbool.h>
 #include <string.h>
 

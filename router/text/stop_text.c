@@ -1,5 +1,5 @@
 #include "router/text/stop_text.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #include "router/text/text_normalize.h"
 #include "router/text/char_class.h"
 #include "router/text/unicode_form.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

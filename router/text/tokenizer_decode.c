@@ -1,5 +1,5 @@
 #include "router/text/tokenizer_private.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include "formats/gguf.h"
 #include "router/text/byte_alphabet.h"
 #include "router/text/tokenizer_private.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

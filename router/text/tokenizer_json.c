@@ -1,7 +1,7 @@
 /* tokenizer.json of huggingface/tokenizers: the file's top level, its added tokens and its BPE model. */
 #include "router/text/tokenizer_json_private.h"
 #include "router/text/byte_alphabet.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * whole text is only a strip of leading spaces, which the detokenizer does. */
 #include "router/text/byte_alphabet.h"
 #include "router/text/tokenizer_json_private.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 #include "router/text/unicode_form.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>

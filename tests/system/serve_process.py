@@ -1,21 +1,6 @@
 """A real `tidepool serve` with its children, for system tests. Nothing outlives the object: the launcher's children end with it."""
-import json, os, signal, subprocess, tempfile, time, http.client
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BUILD = os.environ.get('TIDEPOOL_BUILD', os.path.join(ROOT, 'build'))
-MODEL = os.path.join(ROOT, 'models', 'SmolLM2-135M-Instruct.Q4_1.gguf')
-DOCUMENT = os.path.join(ROOT, 'deploy', 'demo', 'handbook.txt')
-
-
-def wait_for(what, condition, timeout=60):
-    """Polls until `condition()` is true; for states of other processes that send no event."""
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError('timed out after %d s waiting for %s' % (timeout, what))
+import http.client, json, os, signal, subprocess, tempfile
+from processes import BUILD, MODEL, await_true
 
 
 class Serve:
@@ -28,7 +13,7 @@ class Serve:
                    '--runtime-dir', self.runtime, '--pool-size', '512M', '--drain-timeout', '20', *args]
         self.process = subprocess.Popen(command, stderr=open(self.log_path, 'wb'), env={**os.environ, **(env or {})})
         try:
-            wait_for('the API', self._ready, 90)
+            await_true('the API', self._ready, 90)
         except AssertionError:
             self.close()
             raise AssertionError('serve did not become ready:\n' + self.log())
@@ -58,7 +43,7 @@ class Serve:
         return old
 
     def await_restart(self, child, old):
-        return wait_for('a new %s' % child, lambda: self.pid_of(child) != old and self.pid_of(child), 30)
+        return await_true('a new %s' % child, lambda: self.pid_of(child) != old and self.pid_of(child), 30)
 
     def request(self, method, path, body=None, timeout=120):
         c = http.client.HTTPConnection('127.0.0.1', self.port, timeout=timeout)
@@ -84,7 +69,7 @@ class Serve:
                 return None
             assert status in (200, 503), (status, data)
             return json.loads(data) if status == 200 else None
-        return wait_for('a request that succeeds', attempt, 60)
+        return await_true('a request that succeeds', attempt, 60)
 
     def stream(self, prompt, **options):
         """Yields the text pieces of a streamed completion; raises on a broken connection."""

@@ -1,7 +1,8 @@
 """`tidepool serve` as a whole: start, faults, stop. Real processes and the real model."""
 import os, signal, subprocess, tempfile, time
 import pytest
-from serve_process import BUILD, DOCUMENT, MODEL, Serve, wait_for
+from processes import BUILD, DOCUMENT, MODEL, await_true
+from serve_process import Serve
 
 pytestmark = pytest.mark.skipif(not os.path.exists(MODEL), reason='the model is not there: run deploy/get-model.sh')
 STORY = 'Once upon a time there was a lighthouse keeper who counted the pools of the shore. '
@@ -71,7 +72,7 @@ def test_killed_kvstore_restarts_and_the_stream_does_not_notice():
         s.await_restart('kvstore', old)
         assert s.await_complete(text)['choices'][0]['text']
         # The new store fills again: sooner or later a repeated prompt is cached.
-        wait_for('a hit in the new store', lambda: s.complete(text)['usage']['prompt_tokens_details']['cached_tokens'] > 0, 60)
+        await_true('a hit in the new store', lambda: s.complete(text)['usage']['prompt_tokens_details']['cached_tokens'] > 0, 60)
 
 
 def test_killed_router_restarts_on_its_port():
@@ -90,7 +91,7 @@ def test_killed_launcher_takes_its_children_along():
     s = Serve(workers=1)
     s.process.kill()
     s.process.wait()
-    wait_for('the children to end', lambda: not s.tree(), 40)
+    await_true('the children to end', lambda: not s.tree(), 40)
     s.close()
 
 
@@ -99,7 +100,7 @@ def test_second_signal_ends_at_once():
         pieces = s.stream(STORY, max_tokens=2000)
         next(pieces)
         s.process.terminate()
-        wait_for('the first signal to be seen', lambda: 'event=stopping' in s.log(), 10)
+        await_true('the first signal to be seen', lambda: 'event=stopping' in s.log(), 10)
         s.process.terminate()
         s.process.wait(10)
         assert s.tree() == []

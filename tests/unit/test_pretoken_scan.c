@@ -3,7 +3,7 @@
 #include "router/text/char_class.h"
 #include "router/text/pretoken_scan.h"
 #include "router/text/text_regex.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 

@@ -1,6 +1,6 @@
 #include "proto/base/base_assert.h"
 #include "router/text/stop_text.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 

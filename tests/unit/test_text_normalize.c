@@ -1,7 +1,7 @@
 #include "proto/base/base_assert.h"
 #include "router/text/char_class.h"
 #include "router/text/unicode_form.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <utf8proc.h>

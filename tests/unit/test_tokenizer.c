@@ -1,7 +1,7 @@
 #include "proto/base/base_assert.h"
 #include "router/text/bpe.h"
 #include "router/text/tokenizer.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include "router/text/word_cache.h"
 #include "tests/unit/tokenizer_make.h"
 #include <criterion/criterion.h>

@@ -1,7 +1,7 @@
 #include "tests/unit/tokenizer_make.h"
 #include "proto/base/base_assert.h"
 #include "router/text/byte_alphabet.h"
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 #include <stdio.h>
 
 static const char *const merges[][2] = {{"a", "b"}, {"ab", "c"}, {"a", "a"}, {"\xc4\xa0", "\xc4\xa0"}, {"\xc4\xa0", "a"}, {"abc", "abc"}, {"b", "c"}, {"bc", "a"}, {"\xc3\x83", "\xc2\xa9"}};

@@ -23,7 +23,7 @@ isa_flags() { # plain, avx2 or avx512; fails where none are found
 }
 ops=$(cmake_list kernels/CMakeLists.txt 'set(KERNELS_OPS')
 kernels="$(cmake_list kernels/CMakeLists.txt 'add_library(kernels STATIC') kernels/backend.c"
-base="$(printf 'proto/base/%s.c\n' buf clock error json_write log options options_file options_help options_value) proto/block_key.c proto/block_layout.c proto/option_choices.c
+base="$(printf 'proto/base/%s.c\n' buf clock error json_write log options options_file options_help options_value utf8) proto/block_key.c proto/block_layout.c proto/option_choices.c
     tests/bench/gpu/standin/blake2b.c"
 ops_test="$(sed -n '/^set(OPS_TEST_SOURCES/p' tests/simt/CMakeLists.txt | grep -oE '[A-Za-z0-9_/.]+\.c\b' | sed 's|^\.\./|tests/|; t; s|^|tests/simt/|')"
 engine="$(cmake_list formats/CMakeLists.txt 'add_library(formats STATIC') $(cmake_list worker/model/CMakeLists.txt 'add_library(worker_model_config') $(cmake_list worker/model/CMakeLists.txt 'add_library(worker_model STATIC')

@@ -1,4 +1,4 @@
-#include "router/text/utf8.h"
+#include "proto/base/utf8.h"
 
 enum utf8_kind utf8_next(const uint8_t *s, size_t n, size_t *ret_len)
 {
