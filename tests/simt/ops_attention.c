@@ -38,17 +38,19 @@ static void prefill(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int 
     ops_test_bias_free(&cpu_bias);
 }
 
-/* A chunk in one call, the queries' own blocks apart; every row beyond the last of each array is NaN. */
+/* A chunk in one call, the queries' own blocks apart; every row beyond the last of each array is NaN, and so are the last own block's in K and V, which nobody attends there: a library that
+ * multiplied what lies behind a prefix by 0 would show. */
 static void chunk(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int n_kv_heads, int d, bool biased)
 {
     struct key_bias cpu_bias, gpu_bias;
     const int64_t origin = pos0 / BLOCK_TOKENS * BLOCK_TOKENS;
+    const size_t last_block = (size_t)(pos0 + n_q - 1) / BLOCK_TOKENS * BLOCK_TOKENS * (size_t)d;
     const size_t n_keys = (size_t)pos0 + (size_t)n_q, pad = (size_t)d, stride = n_keys * (size_t)d + pad, own_stride = (n_keys - (size_t)origin) * (size_t)d + pad;
     const size_t bytes = stride * (size_t)n_kv_heads * 2, own_bytes = own_stride * (size_t)n_kv_heads * 2, count = (size_t)(n_q * n_heads * d);
     float *q = ops_test_floats(t, count, 3), *out = ops_test_alloc(count * sizeof *out);
     uint16_t *k = ops_test_bf16(t, bytes / 2, 1), *v = ops_test_bf16(t, bytes / 2, 1), *own_k = ops_test_bf16(t, own_bytes / 2, 1), *own_v = ops_test_bf16(t, own_bytes / 2, 1);
     for (int h = 0; h < n_kv_heads; h++) {
-        memset(k + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 2 * pad), memset(v + (size_t)h * stride + n_keys * (size_t)d, 0xFF, 2 * pad);
+        memset(k + (size_t)h * stride + last_block, 0xFF, 2 * (stride - last_block)), memset(v + (size_t)h * stride + last_block, 0xFF, 2 * (stride - last_block));
         memset(own_k + (size_t)(h + 1) * own_stride - pad, 0xFF, 2 * pad), memset(own_v + (size_t)(h + 1) * own_stride - pad, 0xFF, 2 * pad);
     }
     struct attn_prefill_params p = {.q = q, .pos0 = pos0, .n_q = n_q, .k = k, .v = v, .head_stride = (int64_t)stride, .own_k = own_k, .own_v = own_v, .own_stride = (int64_t)own_stride,

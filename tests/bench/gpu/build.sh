@@ -97,7 +97,7 @@ by_size() {
         printf '%s %s\n' "$(stat -c %s "${object##* }")" "$command"
     done | sort -rn | cut -d ' ' -f 2-
 }
-{ { grep '\.cu ' "$commands" || true; } | by_size; grep -v '\.cu ' "$commands"; } | xargs -P "$jobs" -d '\n' -n 1 bash -c '$0 || { echo "failed: $0" >&2; exit 255; }'
+{ { grep '\.cu ' "$commands" || true; } | by_size; grep -v '\.cu ' "$commands"; } | xargs -P "$jobs" -d '\n' -n 1 bash -c '$0 || { echo "failed: $0" >&2; exit 255; }' || exit 1
 if [ "$cuda" = on ]; then
     "$nvcc" -shared -Xlinker --no-undefined -Xlinker --version-script=kernels/cuda/plugin.map -o "$out/bin/libtidepool_cuda.so" $cuda_objects "$out"/proto_base_{clock,error}.c.o $cublas -ldl
     "$nvcc" -o "$out/bin/ops_test" $test_objects $cuda_objects $cpu_objects $cublas -lm -ldl -lpthread

@@ -67,7 +67,7 @@ group() { # LABEL GROUP COMMAND...
         grep -a '^ok ' "$work/$label.$name" | sed "s/$/, $label, $((SECONDS - start)) s/"
     else
         echo "FAIL $name, $label: exit status $rc after $((SECONDS - start)) s"
-        grep -aE '^FAIL|^========= (ERROR|Error|Invalid|  *at|Program hit)|hazard' "$work/$label.$name" | head -n 6
+        grep -aE '^FAIL|^cuDNN|^========= (ERROR|Error|Invalid|  *at|Program hit)|hazard' "$work/$label.$name" | head -n 6
         tail -n 2 "$work/$label.$name"
     fi
     return "$rc"
