@@ -13,14 +13,15 @@ static bool shape_is_valid(enum weight_dtype dtype, int64_t n_rows, int64_t n_co
     return (unsigned)dtype < WEIGHT_DTYPE_COUNT && n_rows >= 1 && n_rows <= DIM_MAX && n_cols >= 1 && n_cols <= DIM_MAX && n_cols % weight_file_block_of(dtype).cols == 0;
 }
 
-__global__ void weight_expand_kernel(enum weight_dtype dtype, struct weight_file_block file, const uint8_t *src, int64_t n_rows, int64_t n_cols, int64_t ld, bf16_t *packed)
+/* An element a thread, `row_blocks` blocks a row: in the stored form all weights pass here for every GEMM, and a division of 64 bits for each would take longer than the rest. file.cols is a
+ * power of two. */
+__global__ void __launch_bounds__(BLOCK_THREADS) weight_expand_kernel(enum weight_dtype dtype, struct weight_file_block file, const uint8_t *src, int n_cols, int ld, unsigned row_blocks, bf16_t *packed)
 {
-    EACH_ELEMENT(i, n_rows * ld)
-    {
-        const int64_t row = i / ld, c = i % ld;
-        const uint8_t *block = src + (row * (n_cols / file.cols) + c / file.cols) * file.bytes;
-        packed[i] = c < n_cols ? bf16_from_float(weight_value(dtype, block, (int)(c % file.cols))) : 0;
-    }
+    const int64_t row = blockIdx.x / row_blocks;
+    const int c = (int)(blockIdx.x % row_blocks) * BLOCK_THREADS + (int)threadIdx.x, shift = __popc(file.cols - 1);
+    const uint8_t *block = src + (row * (n_cols >> shift) + (c >> shift)) * file.bytes;
+    if (c < ld)
+        packed[row * ld + c] = c < n_cols ? bf16_from_float(weight_value(dtype, block, c & (file.cols - 1))) : 0;
 }
 
 extern "C" bool cuda_weight_stays(enum weight_dtype dtype)
@@ -31,7 +32,10 @@ extern "C" bool cuda_weight_stays(enum weight_dtype dtype)
 extern "C" int cuda_weight_expand(struct stream *s, enum weight_dtype dtype, const void *src, int64_t n_rows, int64_t n_cols, bf16_t *dst)
 {
     const int64_t ld = cuda_weight_ld(n_cols);
-    return LAUNCH(weight_expand_kernel, blocks_for(n_rows * ld), BLOCK_THREADS, 0, s, dtype, weight_file_block_of(dtype), (const uint8_t *)src, n_rows, n_cols, ld, dst);
+    const int64_t row_blocks = ceil_div64(ld, BLOCK_THREADS);
+    if (n_rows * row_blocks > INT32_MAX)
+        return -ENOTSUP;
+    return LAUNCH(weight_expand_kernel, (unsigned)(n_rows * row_blocks), BLOCK_THREADS, 0, s, dtype, weight_file_block_of(dtype), (const uint8_t *)src, (int)n_cols, (int)ld, (unsigned)row_blocks, dst);
 }
 
 extern "C" size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)
