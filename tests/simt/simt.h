@@ -17,6 +17,8 @@ void simt_fail_malloc(int n);
 void simt_fail_launch(const char *name, int n);
 /* From now on the driver has no batches of copies, or has them. */
 void simt_refuse_batches(bool refuse);
+/* From now on a kernel faults where it touches registered memory, unless it has `name` in its name; NULL: all may. In lazy mode alone. */
+void simt_registered_readers(const char *name);
 /* Threads of kernels run so far in this process. */
 uint64_t simt_threads_run(void);
 

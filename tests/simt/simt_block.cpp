@@ -104,11 +104,17 @@ void run_kernel(const Kernel &k)
     const bool backwards = options().seed && random.next() % 2;
     if (!executor)
         executor = new Executor();
+    const char *readers = options().threads ? nullptr : options().registered_readers;
+    const bool closed = readers && !strstr(k.shape.name, readers);
+    if (closed)
+        registered_close();
     for (uint64_t i = 0; i < n; i++) {
         const uint64_t at = (first + (backwards ? n - i : i)) % n;
         block_init(executor, k, {(unsigned)(at % g.x), (unsigned)(at / g.x % g.y), (unsigned)(at / g.x / g.y)});
         fibers_run();
     }
+    if (closed)
+        registered_open();
     threads_run += n * k.shape.block.x * k.shape.block.y * k.shape.block.z;
 }
 
@@ -167,6 +173,11 @@ void simt_configure(uint64_t seed, bool threads)
     simt::options().threads = threads && !simt::check::ENABLED; /* the checker has one operation at a time */
     if (simt::options().threads)
         simt::memory_unlock();
+}
+
+void simt_registered_readers(const char *name)
+{
+    simt::options().registered_readers = name;
 }
 
 void simt_fail_malloc(int n)

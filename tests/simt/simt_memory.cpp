@@ -29,7 +29,7 @@ struct Memory {
     std::mutex lock;
     std::map<uintptr_t, Allocation> allocations;
     char *region = nullptr, *next = nullptr;
-    bool locked = false;
+    bool locked = false, registered_closed = false;
 };
 
 static Memory &memory()
@@ -38,11 +38,23 @@ static Memory &memory()
     return m;
 }
 
+static const Allocation *find(const Memory &m, const void *address, size_t *ret_left);
+
 /* Names what a fault in the region means; any other fault takes its usual way. */
 static void on_fault(int signal, siginfo_t *info, void *)
 {
     const Memory &m = memory();
     const char *address = (const char *)info->si_addr, *text;
+    size_t left;
+    const Allocation *a = m.registered_closed ? find(m, address, &left) : nullptr;
+    if (a && a->kind == MEMORY_REGISTERED && self) {
+        text = "simt: a kernel touches registered memory, which it is to leave alone: ";
+        ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
+        ignored = write(STDERR_FILENO, executor->kernel->shape.name, strlen(executor->kernel->shape.name));
+        ignored = write(STDERR_FILENO, "\n", 1);
+        (void)ignored;
+        abort();
+    }
     if (m.region && address >= m.region && address < m.region + region_bytes) {
         text = self ? "simt: a kernel accesses device memory out of bounds or after it was freed\n" :
                m.locked ? "simt: the host touches device memory\n" : "simt: access to device memory that is out of bounds or freed\n";
@@ -105,6 +117,31 @@ void memory_lock()
         return;
     protect_all(m, PROT_NONE);
     m.locked = true;
+}
+
+static void registered_protect(bool open)
+{
+    Memory &m = memory();
+    std::lock_guard<std::mutex> guard(m.lock);
+    for (const auto &entry : m.allocations) {
+        void *base = (void *)entry.first;
+        if (entry.second.kind != MEMORY_REGISTERED)
+            continue;
+        /* A mapping of what may only be read refuses to be written. */
+        if (mprotect(base, entry.second.bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0 && mprotect(base, entry.second.bytes, PROT_READ) != 0)
+            report("mprotect of registered memory failed", "");
+    }
+    m.registered_closed = !open;
+}
+
+void registered_close()
+{
+    registered_protect(false);
+}
+
+void registered_open()
+{
+    registered_protect(true);
 }
 
 static const Allocation *find(const Memory &m, const void *address, size_t *ret_left)

@@ -121,6 +121,8 @@ MemoryKind memory_find(const void *address, size_t *ret_bytes_left);
 bool memory_is_device_address(const void *address); /* in the region that device memory comes from, allocated or not */
 bool memory_is_read_only(const void *address);
 void memory_unlock(); /* device memory may be touched: an operation runs */
+void registered_close(); /* registered memory may not be touched, */
+void registered_open();  /* and may again */
 void memory_lock();   /* and may not: the host goes on (lazy mode only) */
 
 /* ---- streams ---- */
@@ -138,6 +140,7 @@ struct Options {
     int fail_malloc; /* the n-th cudaMalloc from now on fails; 0: none */
     std::string fail_kernel; /* the launch of such a kernel that breaks the device, */
     int fail_launch = 0;     /* the n-th from now on; 0: none */
+    const char *registered_readers = nullptr; /* kernels that may touch registered memory; nullptr: all */
     bool refuse_batches = false; /* cudaMemcpyBatchAsync is not supported */
 };
 Options &options();

@@ -5,6 +5,7 @@
 #include "tests/simt/simt.h"
 #include "worker/cache/memory_plan.h"
 #include "worker/cache/scorer.h"
+#include "worker/cache/selector.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -39,6 +40,19 @@ static struct engine_config config_of(enum bridge_place bridge, size_t load_stag
     return config;
 }
 
+/* A selector that observes all queries starts from nothing, so the prompt's blocks are read from the pool chunk by chunk. */
+static void behind_the_prefix(struct side *side)
+{
+    struct engine_config plain = config_of(BRIDGE_DEVICE, 0, 210), config = config_of(BRIDGE_DEVICE, 0, 130);
+    struct sequence_stats stats;
+    plain.selector = config.selector = &selector_h2o;
+    float *want = side_logits(side, &plain, &prompt_only, false, &stats), *logits = side_logits(side, &config, &prompt_only, true, &stats);
+    cr_expect(stats.n_cached == 0 && stats.bytes_loaded > 0);
+    fixture_expect_same(want, logits, 1, "behind the prefix");
+    free(logits);
+    free(want);
+}
+
 /* Without pool and bridge, then cold and warm with all that overlaps: one slice an event, so that the ring of two wraps in each layer, and a ring for the whole layer. */
 static void all_ways(uint64_t seed, bool threads)
 {
@@ -61,6 +75,7 @@ static void all_ways(uint64_t seed, bool threads)
         free(logits);
     }
     free(want);
+    behind_the_prefix(&side);
     side_close(&side);
 }
 

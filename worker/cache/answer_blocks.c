@@ -111,12 +111,35 @@ void sequence_retire_answer(struct sequence *seq)
     discard_leases(seq, first);
 }
 
+/* engine->slices are decoded by way of the staging area, some layers at a time. */
+static int decode_staged(struct sequence *seq, int block)
+{
+    struct engine *e = seq->engine;
+    const struct model *m = e->model;
+    int r = 0;
+    for (int layer = 0, n; r >= 0 && layer < m->config.n_layers; layer += n) {
+        n = m->config.n_layers - layer < e->n_chunk_blocks ? m->config.n_layers - layer : e->n_chunk_blocks;
+        for (int i = 0; i < n; i++) {
+            e->copies[i] = slice_copy_in(seq, layer + i, block, slice_staging_at(e, i));
+            e->slices[layer + i].slice = slice_staging_at(e, i);
+        }
+        r = slice_staging_load(e, n);
+        if (r >= 0)
+            r = slice_staging_begin(e);
+        if (r >= 0)
+            r = m->ops->block_decode(m->stream, e->slices + layer, n);
+        r = slice_staging_end(e, r);
+    }
+    return r;
+}
+
 static int restore_window(struct sequence *seq, int block)
 {
-    const struct model *m = seq->engine->model;
+    struct engine *e = seq->engine;
+    const struct model *m = e->model;
     window_slices(seq, block);
     seq->stats.bytes_loaded += seq->leases[block].length;
-    return m->ops->block_decode(m->stream, seq->engine->slices, m->config.n_layers);
+    return e->staging.slices ? decode_staged(seq, block) : m->ops->block_decode(m->stream, e->slices, m->config.n_layers);
 }
 
 int answer_blocks_restore(struct sequence *seq)

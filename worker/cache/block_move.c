@@ -52,6 +52,8 @@ static bool adopt(struct sequence *seq, int block, const struct kv_lease *lease)
     sequence_extent_free(seq, extent.data);
     sequence_commit(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0], seq->n_indices);
     if (r >= 0)
+        r = device_index_load(seq, block);
+    if (r >= 0)
         r = slow_tier_place(seq, block);
     if (r < 0)
         seq->phase = SEQUENCE_FAILED; /* the device has failed */

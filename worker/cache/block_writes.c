@@ -1,10 +1,6 @@
-/* Slices of the prompt's blocks on their way to the pool. A chunk's slices are coded into one half of the staging area and leave from there by one copy each while the next chunk is computed: a
- * kernel that writes to host memory slows down all others, and copies take next to nothing. When the last layer's have left, and no value was out of range, the blocks are sealed;
- * nobody waits for that before the prompt is done.
+/* Slices of the prompt's blocks on their way to the pool. A chunk's slices are coded into one half of the staging area (slice_staging.c) and leave from there while the next chunk is computed. When the
+ * last layer's have left, and no value was out of range, the blocks are sealed; nobody waits for that before the prompt is done.
  *
- *   compute      waits for `left` of the half, codes a chunk's slices into it  -> coded
- *   stream out   waits for `coded`, copies the slices out                      -> left
- *   compute      copies the slices' indices to where they stay (device_index.c)
  *   compute      behind the last layer: copies the count of bad values out     -> the seal's `left`, recorded
  *   stream out   waits for it                                                  -> `left` again, which the host asks for between units
  *
@@ -21,11 +17,6 @@ int block_writes_open(struct engine *e)
     if (r < 0)
         return r;
     w->n_bad = memory;
-    for (int i = 0; r >= 0 && i < WRITE_HALVES; i++) {
-        r = m->dev->event_create(m->device, &w->halves[i].coded);
-        if (r >= 0)
-            r = m->dev->event_create(m->device, &w->halves[i].left);
-    }
     for (int i = 0; r >= 0 && i < WRITE_SEALS; i++)
         r = m->dev->event_create(m->device, &w->seals[i].left);
     return r;
@@ -37,52 +28,19 @@ void block_writes_close(struct engine *e)
     struct block_writes *w = &e->writes;
     for (int i = 0; i < WRITE_SEALS; i++)
         m->dev->event_free(w->seals[i].left);
-    for (int i = 0; i < WRITE_HALVES; i++) {
-        m->dev->event_free(w->halves[i].coded);
-        m->dev->event_free(w->halves[i].left);
-    }
     m->dev->host_free(m->device, w->n_bad);
     *w = (struct block_writes){0};
 }
 
-/* ---- slices ---- */
-
-uint8_t *block_writes_slice(const struct engine *e, int i)
-{
-    return e->staging + ((size_t)e->writes.half * (size_t)e->n_chunk_blocks + (size_t)i) * e->sizes.slice;
-}
-
-int block_writes_begin(struct engine *e)
-{
-    return e->model->dev->stream_wait(e->model->stream, e->writes.halves[e->writes.half].left);
-}
-
-int block_writes_end(struct sequence *seq, int layer, int first, int n)
+int block_writes_leave(struct sequence *seq, int layer, int first, int n)
 {
     struct engine *e = seq->engine;
-    const struct model *m = e->model;
-    struct write_half *half = &e->writes.halves[e->writes.half];
-    int r = m->dev->event_record(half->coded, m->stream);
-    if (r >= 0)
-        r = m->dev->stream_wait(e->out, half->coded);
-    for (int b = first; r >= 0 && b < first + n; b++)
+    int n_copies = 0;
+    for (int b = first; b < first + n; b++)
         if (seq->blocks[b].place == BLOCK_GRANTED)
-            r = m->dev->copy(e->out, seq->blocks[b].data + block_slice_offset(&e->layout, b == 0, (uint32_t)layer), block_writes_slice(e, b - first), e->layout.slice_bytes[b == 0]);
-    if (r >= 0)
-        r = m->dev->event_record(half->left, e->out);
-    for (int b = first; r >= 0 && b < first + n; b++)
-        if (seq->blocks[b].place == BLOCK_GRANTED)
-            r = device_index_fill(seq, layer, b, block_writes_slice(e, b - first));
-    e->writes.half = (e->writes.half + 1) % WRITE_HALVES;
-    return r;
-}
-
-int block_writes_join(struct engine *e)
-{
-    int r = 0;
-    for (int i = 0; e->out && r >= 0 && i < WRITE_HALVES; i++)
-        r = e->model->dev->stream_wait(e->model->stream, e->writes.halves[i].left);
-    return r;
+            e->copies[n_copies++] = (struct device_copy){.dst = seq->blocks[b].data + block_slice_offset(&e->layout, b == 0, (uint32_t)layer), .src = slice_staging_at(e, b - first),
+                                                         .bytes = e->layout.slice_bytes[b == 0]};
+    return n_copies ? slice_staging_leave(e, n_copies) : slice_staging_end(e, 0);
 }
 
 /* ---- seals ---- */

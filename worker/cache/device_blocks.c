@@ -118,7 +118,7 @@ static struct entry *find(struct device_blocks *t, const struct block_key *key, 
     return e;
 }
 
-int device_blocks_use(struct device_blocks *t, const struct block_key *key, uint64_t checksum, struct device_block **ret_block, bool *ret_new)
+int device_blocks_use(struct device_blocks *t, const struct block_key *key, uint64_t checksum, struct device_block **ret_block)
 {
     struct entry *e = find(t, key, checksum);
     const bool known = e, shared = e && e->n_users > 0;
@@ -136,7 +136,6 @@ int device_blocks_use(struct device_blocks *t, const struct block_key *key, uint
         e->checksum = checksum;
     }
     *ret_block = &e->block;
-    *ret_new = !shared;
     return 0;
 }
 

@@ -23,8 +23,8 @@ struct device_block {
 /* index_bytes: of one block's index, and how many of them a slab has; 0: none is kept. */
 int device_blocks_create(const struct device_ops *dev, struct device *device, size_t index_bytes, int slab_pieces, struct device_blocks **ret_blocks);
 void device_blocks_free(struct device_blocks *blocks); /* NULL is fine; asserts that no block has users */
-/* A sealed block. *ret_new: its index is still to be written, before anybody else asks on the same stream. -ENOMEM. */
-int device_blocks_use(struct device_blocks *blocks, const struct block_key *key, uint64_t checksum, struct device_block **ret_block, bool *ret_new);
+/* A sealed block. Whether its index has been written, and how far, nobody knows. -ENOMEM. */
+int device_blocks_use(struct device_blocks *blocks, const struct block_key *key, uint64_t checksum, struct device_block **ret_block);
 /* A block that its user writes, index included. -ENOMEM. */
 int device_blocks_add(struct device_blocks *blocks, const struct block_key *key, struct device_block **ret_block);
 /* It is complete and sealed: from now on others may find it. */

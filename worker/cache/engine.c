@@ -162,7 +162,7 @@ static void size_engine(struct engine *engine)
         s->own = round64(2 * (size_t)m->config.n_kv_heads * (size_t)engine->own_rows * (size_t)m->config.head_dim * sizeof(bf16_t));
     if (!properties.host_memory) {
         s->slice = round64(engine->layout.slice_bytes[1]); /* block 0's are the longer ones */
-        s->staging = WRITE_HALVES * (size_t)engine->n_chunk_blocks * s->slice;
+        s->staging = STAGING_HALVES * (size_t)engine->n_chunk_blocks * s->slice;
         s->compare = COMPARE_BYTES;
         s->device_blocks = true;
         if (engine->config.scorer->kernel == PAGE_SCORER_INDEX2 && engine->fetch_pages != INT32_MAX) /* where all is attended nobody scores */
@@ -191,7 +191,7 @@ static int alloc_device(struct engine *engine)
     if (r >= 0 && s->own)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->own, (void **)&engine->own);
     if (r >= 0 && s->staging)
-        r = m->dev->alloc(m->device, MEM_STAGING, s->staging, (void **)&engine->staging);
+        r = slice_staging_open(engine);
     if (r >= 0 && s->staging)
         r = m->dev->copy_stream_create(m->device, &engine->in);
     if (r >= 0 && s->staging)
@@ -236,7 +236,7 @@ static size_t slices_max(const struct engine *engine)
 size_t engine_host_bytes(const struct engine *engine)
 {
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
-    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + slices_max(engine) * sizeof(*engine->slices) +
+    return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + slices_max(engine) * (sizeof(*engine->slices) + sizeof(*engine->copies)) +
            n_items * sizeof(*engine->items) +
            chosen_pages(engine) * sizeof(*engine->chosen) + mask_rows(engine) * sizeof(*engine->mask_rows) + host_counts(engine) * sizeof(*engine->host_counts) + engine->sizes.compare +
            engine->sizes.collective_host + (engine->sizes.device_blocks ? DEVICE_BLOCKS_HOST_BYTES : 0);
@@ -248,6 +248,7 @@ static int alloc_host(struct engine *engine)
     engine->dst = calloc((size_t)engine->n_max, sizeof(*engine->dst));
     engine->positions = calloc((size_t)engine->n_max, sizeof(*engine->positions));
     engine->slices = calloc(slices_max(engine), sizeof(*engine->slices));
+    engine->copies = calloc(slices_max(engine), sizeof(*engine->copies));
     engine->items = calloc(n_items, sizeof(*engine->items));
     engine->mask_rows = calloc(mask_rows(engine) + 1, sizeof(*engine->mask_rows));
     if (n_chosen)
@@ -256,7 +257,7 @@ static int alloc_host(struct engine *engine)
         engine->host_counts = calloc(host_counts(engine), sizeof(*engine->host_counts));
     if (engine->sizes.compare)
         engine->compare = malloc(engine->sizes.compare);
-    if (!engine->dst || !engine->positions || !engine->slices || !engine->items || !engine->mask_rows || (!engine->chosen && n_chosen) || (!engine->host_counts && engine->sizes.counts) ||
+    if (!engine->dst || !engine->positions || !engine->slices || !engine->copies || !engine->items || !engine->mask_rows || (!engine->chosen && n_chosen) || (!engine->host_counts && engine->sizes.counts) ||
         (!engine->compare && engine->sizes.compare))
         return -ENOMEM;
     return 0;
@@ -358,6 +359,7 @@ void engine_free(struct engine *engine)
     free(engine->chosen);
     free(engine->mask_rows);
     free(engine->items);
+    free(engine->copies);
     free(engine->slices);
     free(engine->positions);
     free(engine->dst);
@@ -368,7 +370,7 @@ void engine_free(struct engine *engine)
     block_writes_close(engine);
     m->dev->stream_free(engine->out);
     m->dev->stream_free(engine->in);
-    m->dev->free(m->device, engine->staging);
+    slice_staging_close(engine);
     m->dev->free(m->device, engine->counts);
     m->dev->free(m->device, engine->own);
     m->dev->free(m->device, engine->op_scratch);

@@ -94,7 +94,7 @@ struct engine_sizes {
     size_t ops;         /* what an op takes for the time of its call */
     size_t own;         /* exact K and V of a chunk; 0 with exact values */
     size_t slice;       /* one of the staging area's */
-    size_t staging;     /* MEM_STAGING, as the only one here: slices of two chunks on their way to the pool; 0 where ops write to the pool */
+    size_t staging;     /* MEM_STAGING, as the only one here: slices of two chunks between the pool and the device; 0 where ops read and write the pool */
     size_t load_slice;  /* of a cached slice on its way in, and how many of them are loaded under one event, and at most at a time: */
     int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
     size_t collective;  /* what a rank's communicator holds of the device, */
@@ -107,13 +107,19 @@ struct engine_sizes {
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };
 
+/* Slices between the pool and the device (slice_staging.c). */
+enum { STAGING_HALVES = 2 };
+struct slice_staging {
+    uint8_t *slices;              /* [STAGING_HALVES][n_chunk_blocks] of sizes.slice bytes, or NULL: ops read and write the pool */
+    struct staging_half {
+        struct device_event *loaded, *used, *left;
+    } halves[STAGING_HALVES];
+    int half;                     /* at work, or the next */
+};
+
 /* Slices on their way to the pool (block_writes.c). */
-enum { WRITE_HALVES = 2, WRITE_SEALS = 8 };
+enum { WRITE_SEALS = 8 };
 struct block_writes {
-    struct write_half {
-        struct device_event *coded, *left;
-    } halves[WRITE_HALVES];
-    int half;                     /* that the next chunk's slices go to */
     struct write_seal {
         struct sequence *seq;     /* NULL: it is gone */
         int first, n;             /* blocks */
@@ -158,7 +164,7 @@ struct engine {
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
     bf16_t *own;                  /* [k, v][n_kv_heads, own_rows, head_dim]: a chunk's keys and values as computed, from the start of its first block on; NULL with exact values */
-    uint8_t *staging;             /* [WRITE_HALVES][n_chunk_blocks] slices of sizes.slice bytes, one layer's of a chunk's blocks each half, or NULL */
+    struct slice_staging staging; /* one layer's slices of a chunk's blocks each half */
     struct block_writes writes;
     uint8_t *compare;             /* host: [sizes.compare], or NULL */
     void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
@@ -169,6 +175,7 @@ struct engine {
     struct kv_dst *dst;           /* [n_max] */
     int32_t *positions;           /* [n_max] */
     struct block_params *slices;  /* blocks of one call: a chunk completes them, a unit loads them, or one block of an answer has all layers */
+    struct device_copy *copies;   /* of their slices, as many */
     struct attn_decode_item *items; /* [max_batch * n_kv_heads] */
     int32_t *chosen;              /* [max_batch * n_kv_heads, fetch_pages], or NULL when all are fetched, or the device counts */
     struct page_counts *counts;   /* [max_batch] device, or NULL when the host counts */
@@ -283,6 +290,8 @@ int sequence_blocks_indices(const struct sequence *seq);
 /* Blocks first .. first+n-1 of the prompt are complete in `layer`: codes them, or takes what the pool already has; the values that the blocks give back are in the layer's K and V then, unless
  * values are exact. What is coded lies in engine->own from its start on (with exact values in the layer's K and V). n <= n_chunk_blocks. */
 int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n);
+/* The same blocks some time before: what the pool has of them starts to come in. */
+int sequence_blocks_load(struct sequence *seq, int layer, int first, int n);
 /* Waits for the device. -ERANGE when any block that was coded so far had keys or values that it cannot hold (block_encode). */
 int sequence_blocks_check(struct sequence *seq);
 /* All layers of blocks first .. first+n-1 of the prompt are coded: they are sealed as soon as their bytes are in the pool and none was out of range, at the latest when the prompt is done. */
@@ -308,14 +317,26 @@ void block_move_orphan(struct block_move *move);
 /* The same for blocks whose bytes are on their way; the device has been waited for. */
 void block_copies_end(struct sequence *seq);
 
-/* ---- slices on their way to the pool (block_writes.c), where the device has memory of its own ---- */
+/* ---- slices between the pool and the device (slice_staging.c), where it has memory of its own ---- */
+int slice_staging_open(struct engine *engine); /* -ENOMEM */
+void slice_staging_close(struct engine *engine);
+/* Slice i of the half at work. */
+uint8_t *slice_staging_at(const struct engine *engine, int i);
+/* A copy of a block's slice out of the pool. */
+struct device_copy slice_copy_in(const struct sequence *seq, int layer, int block, uint8_t *to);
+/* The half at work is loaded by engine->copies, n of them, which find in the pool what has been submitted for it. At most once, before begin. */
+int slice_staging_load(struct engine *engine, int n);
+/* From begin to end ops on the model's stream read and write the half. `result`: of what was done in between; returned if it is negative. */
+int slice_staging_begin(struct engine *engine);
+int slice_staging_end(struct engine *engine, int result);
+/* In place of end: slices leave by engine->copies, n of them. */
+int slice_staging_leave(struct engine *engine, int n);
+
+/* ---- slices on their way to the pool (block_writes.c), there ---- */
 int block_writes_open(struct engine *engine); /* -ENOMEM */
 void block_writes_close(struct engine *engine);
-/* Slice i of the half that is filled next: between begin and end, ops on the model's stream may write there. */
-uint8_t *block_writes_slice(const struct engine *engine, int i);
-int block_writes_begin(struct engine *engine);
-/* The slices of the granted ones of blocks first .. first+n-1 are coded in `layer`, block b's at b - first; they leave. */
-int block_writes_end(struct sequence *seq, int layer, int first, int n);
+/* The slices of the granted ones of blocks first .. first+n-1 are coded in `layer`, block b's at b - first of the half at work, which ends: they leave. */
+int block_writes_leave(struct sequence *seq, int layer, int first, int n);
 /* Blocks first .. first+n-1, whose last slices have been submitted, are sealed when they have left. */
 int block_writes_seal(struct sequence *seq, int first, int n);
 /* Seals what has left; never waits. */
@@ -324,14 +345,14 @@ int block_writes_poll(struct engine *engine);
 int block_writes_finish(struct sequence *seq);
 /* The same for a sequence that goes, on a device that may have failed. */
 void block_writes_forget(struct sequence *seq);
-/* From here on ops on the model's stream find in the pool what has been submitted for it. */
-int block_writes_join(struct engine *engine);
 
 /* ---- the pool's blocks on the device (device_index.c) ---- */
-/* Block `block`, if it lies in the pool and can become slow, gets its identity and its index. -ENOMEM, and nothing has changed. */
+/* Block `block`, if it lies in the pool and can become slow, gets its identity and room for its index. -ENOMEM, and nothing has changed. */
 int device_index_take(struct sequence *seq, int block);
-/* A layer's slice, in memory of the device, of a block that this sequence writes. */
-int device_index_fill(struct sequence *seq, int layer, int block, const uint8_t *slice);
+/* Where block_encode and block_decode are to leave a copy of the layer's index; NULL: nowhere. */
+uint8_t *device_index_rows(const struct sequence *seq, int layer, int block);
+/* All of the index out of the pool, of a block that nothing codes or decodes here. */
+int device_index_load(struct sequence *seq, int block);
 /* The block is sealed. */
 void device_index_seal(struct sequence *seq, int block);
 void device_index_drop(struct sequence *seq, int block);
@@ -370,7 +391,7 @@ int bridge_end(struct sequence *seq, int layer, int chunk);
 /* ---- cached prefix (prefix_load.c) ---- */
 enum { PREFIX_LOAD_BLOCKS = 64 /* a unit */ };
 struct prefix_loads {
-    uint8_t *ring;   /* device: [n_slots] groups of slices; NULL: blocks are decoded from where they lie */
+    uint8_t *ring;   /* device: [n_slots] groups of slices; NULL: where the memory is the host's blocks are decoded from where they lie, elsewhere they come through the staging area when they are wanted */
     int n_groups;    /* a layer */
     int n_slots;
     int issued, done; /* groups over all layers: copies submitted, decoding submitted */

@@ -228,6 +228,8 @@ int prefill_chunk_run(struct sequence *seq, int layer, int index)
     const struct chunk c = chunk_at(seq, layer, index);
     int r = bridge_begin(seq, layer, index);
     if (r >= 0)
+        r = sequence_blocks_load(seq, layer, c.origin / BLOCK_TOKENS, n_completed(&c));
+    if (r >= 0)
         r = project(seq, &c);
     if (r >= 0)
         r = save_window(seq, &c);

@@ -1,5 +1,6 @@
 /* A layer's cached blocks become its full KV. Where the device has memory of its own their slices come in by copies, which take nothing from the kernels beside them: while a layer is computed
- * those of the next one come, in groups, into a ring that holds a whole layer where it can (engine_config.load_staging). Without room for a ring kernels read the pool where it lies.
+ * those of the next one come, in groups, into a ring that holds a whole layer where it can (engine_config.load_staging). Without room for a ring they come through the staging area
+ * (slice_staging.c) when the layer's turn has come, some at a time while those before are decoded.
  *
  *   stream in   waits for `decoded` of the group's slot, copies its slices -> loaded
  *   compute     waits for `loaded`, decodes the slices                     -> decoded
@@ -75,11 +76,10 @@ static int issue(struct sequence *seq)
     int first;
     const int n = group_blocks(seq, p->issued, &first), layer = p->issued / p->n_groups;
     int r = dev->stream_wait(e->in, slot->decoded);
-    for (int i = 0; r >= 0 && i < n; i++) {
-        const bool is_first = first + i == 0;
-        const uint8_t *from = seq->blocks[first + i].data + block_slice_offset(&e->layout, is_first, (uint32_t)layer);
-        r = dev->copy(e->in, staged_slice(seq, p->issued, i), from, e->layout.slice_bytes[is_first]);
-    }
+    for (int i = 0; i < n; i++)
+        e->copies[i] = slice_copy_in(seq, layer, first + i, staged_slice(seq, p->issued, i));
+    if (r >= 0)
+        r = dev->copy_batch(e->in, e->copies, n);
     if (r >= 0)
         r = dev->event_record(slot->loaded, e->in);
     p->issued++;
@@ -96,18 +96,54 @@ static int issue_below(struct sequence *seq, int last)
     return r;
 }
 
-/* Decodes blocks first..first+n-1 of the layer, from the ring when group >= 0. */
-static int decode_blocks(struct sequence *seq, int layer, int first, int n, int group)
+/* Block first + i of a call. */
+static struct block_params *decoded_block(struct sequence *seq, int layer, int first, int i)
+{
+    const int64_t offset = (int64_t)(first + i) * BLOCK_TOKENS * seq->engine->model->config.head_dim;
+    struct block_params *p = &seq->engine->slices[i];
+    *p = sequence_block_params(seq, layer, first + i, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
+    return p;
+}
+
+static int decode_blocks(struct sequence *seq, int n)
 {
     const struct model *m = seq->engine->model;
-    for (int i = 0; i < n; i++) {
-        const int64_t offset = (int64_t)(first + i) * BLOCK_TOKENS * m->config.head_dim;
-        struct block_params *p = &seq->engine->slices[i];
-        *p = sequence_block_params(seq, layer, first + i, prefill_k(seq, layer) + offset, prefill_v(seq, layer) + offset, prefill_head_stride(seq));
-        if (group >= 0)
-            p->slice = staged_slice(seq, group, i);
-    }
     return m->ops->block_decode(m->stream, seq->engine->slices, n);
+}
+
+/* Blocks first..first+n-1 of the layer, from where they lie. */
+static int decode_in_place(struct sequence *seq, int layer, int first, int n)
+{
+    for (int i = 0; i < n; i++)
+        decoded_block(seq, layer, first, i);
+    return decode_blocks(seq, n);
+}
+
+/* The same by way of the staging area; n <= n_chunk_blocks. */
+static int decode_staged(struct sequence *seq, int layer, int first, int n)
+{
+    struct engine *e = seq->engine;
+    for (int i = 0; i < n; i++) {
+        e->copies[i] = slice_copy_in(seq, layer, first + i, slice_staging_at(e, i));
+        decoded_block(seq, layer, first, i)->slice = slice_staging_at(e, i);
+    }
+    int r = slice_staging_load(e, n);
+    if (r >= 0)
+        r = slice_staging_begin(e);
+    if (r >= 0)
+        r = decode_blocks(seq, n);
+    return slice_staging_end(e, r);
+}
+
+static int decode_without_ring(struct sequence *seq, int layer, int first, int last)
+{
+    const int most = seq->engine->n_chunk_blocks;
+    int r = 0;
+    if (!seq->engine->staging.slices)
+        return decode_in_place(seq, layer, first, last - first);
+    for (; r >= 0 && first < last; first += most)
+        r = decode_staged(seq, layer, first, min_int(last - first, most));
+    return r;
 }
 
 /* The next group of the layer, whose copies have been submitted. */
@@ -119,8 +155,10 @@ static int decode_group(struct sequence *seq, int layer)
     int first;
     const int n = group_blocks(seq, p->done, &first);
     int r = m->dev->stream_wait(m->stream, slot->loaded);
+    for (int i = 0; i < n; i++)
+        decoded_block(seq, layer, first, i)->slice = staged_slice(seq, p->done, i);
     if (r >= 0)
-        r = decode_blocks(seq, layer, first, n, p->done);
+        r = decode_blocks(seq, n);
     if (r >= 0)
         r = m->dev->event_record(slot->decoded, m->stream);
     p->done++;
@@ -132,7 +170,7 @@ int prefix_load_unit(struct sequence *seq, int layer, int index)
     struct prefix_loads *p = &seq->prefill.loads;
     const int first = index * PREFIX_LOAD_BLOCKS, last = min_int(first + PREFIX_LOAD_BLOCKS, cached_blocks(seq));
     if (!p->ring)
-        return decode_blocks(seq, layer, first, last - first, -1);
+        return decode_without_ring(seq, layer, first, last);
     const int end = layer * p->n_groups + (last + seq->engine->sizes.load_group - 1) / seq->engine->sizes.load_group;
     int r = 0;
     while (r >= 0 && p->done < end) {

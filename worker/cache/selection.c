@@ -86,7 +86,5 @@ int selection_run(struct sequence *seq, int layer)
         r = m->dev->copy(m->stream, seq->kept_device + seq->layers[layer].first, seq->prefill.indices, n_rows * sizeof(int32_t));
     if (r >= 0)
         r = fast_tier_fill(seq, layer, seq->prefill.indices, prefill_k(seq, layer), prefill_v(seq, layer), prefill_head_stride(seq));
-    if (r >= 0)
-        r = block_writes_join(seq->engine); /* what is listed may be read here */
     return r < 0 ? r : slow_tier_build(seq, layer);
 }

@@ -164,6 +164,14 @@ int sequence_blocks_indices(const struct sequence *seq)
     return n;
 }
 
+/* The ops of the prompt fill it, but for blocks of the answer, of which only those in the recent window are decoded, and for those that exact prefill does not look into. */
+static int take_index(struct sequence *seq, int block)
+{
+    const int r = device_index_take(seq, block);
+    const bool apart = seq->blocks[block].place == BLOCK_SEALED && (block >= seq->plan.n_prompt_blocks || !seq->engine->attended);
+    return r >= 0 && apart ? device_index_load(seq, block) : r;
+}
+
 /* The store has answered: what it did not take has to fit here. Blocks made while decoding are promised now and allocated when they are made. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err)
 {
@@ -186,7 +194,7 @@ int sequence_blocks_admit(struct sequence *seq, struct error *err)
             return error_set(err, r, "no memory for a block of %zu bytes", seq->plan.block_bytes[b == 0]);
     }
     for (int b = 0; r >= 0 && b < seq->plan.n_blocks; b++)
-        r = device_index_take(seq, b);
+        r = take_index(seq, b);
     return r < 0 ? error_set(err, r, "no memory for the index of a block") : 0;
 }
 
@@ -239,13 +247,20 @@ struct block_params sequence_block_params(struct sequence *seq, int layer, int b
         .k = k,
         .v = v,
         .head_stride = head_stride,
+        .index = device_index_rows(seq, layer, block),
     };
+}
+
+/* What the pool has already comes through the staging area, too, where anybody looks into it. */
+static bool is_loaded(const struct sequence *seq, int block)
+{
+    return seq->engine->staging.slices && seq->engine->attended && seq->blocks[block].place == BLOCK_SEALED;
 }
 
 /* A block that goes through the staging area, at place i of it. */
 static bool is_staged(const struct sequence *seq, int block)
 {
-    return seq->engine->staging && seq->blocks[block].place == BLOCK_GRANTED;
+    return is_loaded(seq, block) || (seq->engine->staging.slices && seq->blocks[block].place == BLOCK_GRANTED);
 }
 
 /* Block first + i of the prompt, in the layer's K and V. */
@@ -261,7 +276,7 @@ static struct block_params completed_block(struct sequence *seq, int layer, int 
         p.exact_stride = engine_own_stride(e);
     }
     if (is_staged(seq, first + i))
-        p.slice = block_writes_slice(e, i);
+        p.slice = slice_staging_at(e, i);
     return p;
 }
 
@@ -281,13 +296,25 @@ int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n)
         else
             e->slices[--decoded] = p;
     }
-    int r = n_staged ? block_writes_begin(e) : 0;
+    int r = n_staged ? slice_staging_begin(e) : 0;
     if (r >= 0)
         r = m->ops->block_encode(m->stream, e->slices, n_coded, e->attended, seq->bad);
     if (r >= 0 && e->attended)
         r = m->ops->block_decode(m->stream, e->slices + decoded, n - decoded);
     /* Here the layer's slices of these blocks are complete: in the staging area, in private extents, in the pool. */
-    return r < 0 || n_staged == 0 ? r : block_writes_end(seq, layer, first, n);
+    if (n_staged == 0)
+        return r;
+    return r < 0 ? slice_staging_end(e, r) : block_writes_leave(seq, layer, first, n);
+}
+
+int sequence_blocks_load(struct sequence *seq, int layer, int first, int n)
+{
+    struct engine *e = seq->engine;
+    int n_copies = 0;
+    for (int i = 0; i < n; i++)
+        if (is_loaded(seq, first + i))
+            e->copies[n_copies++] = slice_copy_in(seq, layer, first + i, slice_staging_at(e, i));
+    return n_copies ? slice_staging_load(e, n_copies) : 0;
 }
 
 int sequence_blocks_check(struct sequence *seq)

@@ -57,21 +57,59 @@ struct slow_pages slow_tier_pages(const struct sequence *seq, int layer, int kv_
     };
 }
 
-/* Summaries of sub-pages first .. n-1. */
-static int summarize(struct sequence *seq, int layer, int kv_head, int first, int n)
+/* Summaries of blocks first .. first+n-1 for all KV heads, from where they lie or, with `staged`, from the half at work. */
+static int summarize(struct sequence *seq, int layer, int first, int n, bool staged)
 {
     const struct engine *e = seq->engine;
-    if (e->summary_bytes == 0 || first == n)
-        return 0;
-    struct page_summary_params p = {
-        .scorer = e->config.scorer->kernel,
-        .layout = &e->layout,
-        .slow = slow_tier_pages(seq, layer, kv_head),
-        .first = first,
-        .summaries = sequence_summaries(seq, layer, kv_head),
-    };
-    p.slow.n_subpages = n;
-    return e->model->ops->page_summaries(e->model->stream, &p);
+    int r = 0;
+    for (int h = 0; r >= 0 && h < e->model->config.n_kv_heads; h++) {
+        struct page_summary_params p = {
+            .scorer = e->config.scorer->kernel,
+            .layout = &e->layout,
+            .slow = slow_tier_pages(seq, layer, h),
+            .first = first * BLOCK_SUBPAGES,
+            .summaries = sequence_summaries(seq, layer, h),
+            .slices = staged ? slice_staging_at(e, 0) : NULL,
+            .slice_stride = e->sizes.slice,
+        };
+        p.slow.n_subpages = (first + n) * BLOCK_SUBPAGES;
+        r = e->model->ops->page_summaries(e->model->stream, &p);
+    }
+    return r;
+}
+
+/* Where the device has memory of its own, what lies in the pool comes through the staging area. */
+static int summarize_staged(struct sequence *seq, int layer, int first, int n)
+{
+    struct engine *e = seq->engine;
+    for (int i = 0; i < n; i++)
+        e->copies[i] = slice_copy_in(seq, layer, first + i, slice_staging_at(e, i));
+    int r = slice_staging_load(e, n);
+    if (r >= 0)
+        r = slice_staging_begin(e);
+    if (r >= 0)
+        r = summarize(seq, layer, first, n, true);
+    return slice_staging_end(e, r);
+}
+
+static bool is_staged(const struct sequence *seq, int block)
+{
+    return seq->engine->staging.slices && seq->blocks[block].place != BLOCK_PRIVATE;
+}
+
+/* Summaries of blocks first .. last-1: runs of them that are read in the same way. */
+static int summarize_blocks(struct sequence *seq, int layer, int first, int last)
+{
+    const struct engine *e = seq->engine;
+    int r = 0;
+    for (int n; e->summary_bytes && r >= 0 && first < last; first += n) {
+        const bool staged = is_staged(seq, first);
+        n = 1;
+        while (first + n < last && is_staged(seq, first + n) == staged && !(staged && n == e->n_chunk_blocks))
+            n++;
+        r = staged ? summarize_staged(seq, layer, first, n) : summarize(seq, layer, first, n, false);
+    }
+    return r;
 }
 
 /* One row of masks; returns how many sub-pages below the recent window hold slow tokens. */
@@ -101,18 +139,14 @@ int slow_tier_build(struct sequence *seq, int layer)
     for (int h = 0; h < n_kv_heads; h++)
         seq->n_prompt_pages[sequence_list(seq, layer, h)] = fill_masks(seq, layer, h, e->mask_rows + (size_t)h * n);
     int r = m->dev->copy(m->stream, seq->masks + sequence_list(seq, layer, 0) * n, e->mask_rows, (size_t)n_kv_heads * n * sizeof(*seq->masks));
-    for (int h = 0; r >= 0 && h < n_kv_heads; h++)
-        r = summarize(seq, layer, h, 0, seq->plan.recent_first / SUBPAGE_TOKENS);
-    return r;
+    return r < 0 ? r : summarize_blocks(seq, layer, 0, seq->plan.recent_first / BLOCK_TOKENS);
 }
 
 int slow_tier_append(struct sequence *seq, int block)
 {
-    const struct model_config *c = &seq->engine->model->config;
     ASSERT(block < sequence_slow_blocks(seq));
     int r = slow_tier_place(seq, block);
-    for (int layer = 0; r >= 0 && layer < c->n_layers; layer++)
-        for (int h = 0; r >= 0 && h < c->n_kv_heads; h++)
-            r = summarize(seq, layer, h, block * BLOCK_SUBPAGES, (block + 1) * BLOCK_SUBPAGES);
+    for (int layer = 0; r >= 0 && layer < seq->engine->model->config.n_layers; layer++)
+        r = summarize_blocks(seq, layer, block, block + 1);
     return r;
 }
