@@ -28,6 +28,7 @@ static void bytes_text(int64_t v, char *text, size_t size)
 static void range_text(const struct option_spec *spec, char *text, size_t size)
 {
     char min[32], max[32];
+    const bool or_word = (spec->kind == OPTION_INT || spec->kind == OPTION_BYTES) && spec->max_word;
     if (spec->kind == OPTION_BYTES) {
         bytes_text(spec->min, min, sizeof(min));
         bytes_text(spec->max, max, sizeof(max));
@@ -35,10 +36,10 @@ static void range_text(const struct option_spec *spec, char *text, size_t size)
         snprintf(min, sizeof(min), "%" PRId64, spec->min);
         snprintf(max, sizeof(max), "%" PRId64, spec->max);
     }
-    if ((spec->kind == OPTION_INT || spec->kind == OPTION_BYTES) && spec->max_word)
-        snprintf(text, size, "%s..%s or %s", min, max, spec->max_word);
+    if (spec->max == INT64_MAX)
+        snprintf(text, size, "%s or more%s%s", min, or_word ? ", or " : "", or_word ? spec->max_word : "");
     else
-        snprintf(text, size, "%s..%s", min, max);
+        snprintf(text, size, "%s..%s%s%s", min, max, or_word ? " or " : "", or_word ? spec->max_word : "");
 }
 
 void option_value_allowed(const struct option_spec *spec, char *text, size_t size)
