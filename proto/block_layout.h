@@ -101,18 +101,24 @@ int block_layout_init(struct block_layout *ret_layout, enum kv_format format, ui
 #define BLOCK_LAYOUT_INLINE static inline
 #endif
 
+/* Not values[first]: a kernel, which has the table as a parameter, would copy it to memory of each thread for that. */
+BLOCK_LAYOUT_INLINE uint32_t block_of_two(const uint32_t values[2], bool first)
+{
+    return first ? values[1] : values[0];
+}
+
 BLOCK_LAYOUT_INLINE uint64_t block_slice_offset(const struct block_layout *l, bool first, uint32_t layer)
 {
-    return (uint64_t)layer * l->slice_bytes[first];
+    return (uint64_t)layer * block_of_two(l->slice_bytes, first);
 }
 /* Offsets inside one layer's slice. */
 BLOCK_LAYOUT_INLINE uint32_t block_index_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
 {
-    return kv_head * l->head_bytes[first] + subpage * l->index_entry_bytes;
+    return kv_head * block_of_two(l->head_bytes, first) + subpage * l->index_entry_bytes;
 }
 BLOCK_LAYOUT_INLINE uint32_t block_subpage_offset(const struct block_layout *l, bool first, uint32_t kv_head, uint32_t subpage)
 {
-    uint32_t pages = kv_head * l->head_bytes[first] + BLOCK_SUBPAGES * l->index_entry_bytes;
+    uint32_t pages = kv_head * block_of_two(l->head_bytes, first) + BLOCK_SUBPAGES * l->index_entry_bytes;
     if (subpage == 0)
         return pages;
     return pages + (first ? l->sink.bytes : l->page.bytes) + (subpage - 1) * l->page.bytes;

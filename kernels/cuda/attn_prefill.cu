@@ -67,12 +67,9 @@ template <int D> DEVICE void prefill_store(const struct prefill_args &a, const s
         float *to = (a.part_o ? a.part_o : a.p.out) + at * D, *ml = a.part_o ? a.part_ml : a.p.ret_ml;
         const float divisor = a.part_o ? 1.0f : r.l[half];
         UNROLL for (int i = 0; i < D / 8; i++)
-            UNROLL for (int c = 0; c < 2; c++)
-                to[i * 8 + lane % 4 * 2 + c] = r.o[i][2 * half + c] / divisor;
-        if (ml && lane % 4 == 0) {
-            ml[2 * at] = r.m[half];
-            ml[2 * at + 1] = r.l[half];
-        }
+            *reinterpret_cast<float2 *>(to + i * 8 + lane % 4 * 2) = make_float2(r.o[i][2 * half] / divisor, r.o[i][2 * half + 1] / divisor);
+        if (ml && lane % 4 == 0)
+            *reinterpret_cast<float2 *>(ml + 2 * at) = make_float2(r.m[half], r.l[half]);
     }
 }
 
@@ -355,7 +352,7 @@ extern "C" int cuda_attn_prefill(struct stream *s, const struct attn_prefill_par
 {
     if (p->n_q < 1 || p->pos0 < 0 || p->n_kv_heads < 1 || p->n_heads < 1 || p->n_heads % p->n_kv_heads != 0 || !p->own_k != !p->own_v)
         return -EINVAL;
-    if ((uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8 || (uintptr_t)p->own_k % 16 || (uintptr_t)p->own_v % 16 || p->own_stride % 8)
+    if ((uintptr_t)p->out % sizeof(float2) || (uintptr_t)p->ret_ml % sizeof(float2) || (uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8 || (uintptr_t)p->own_k % 16 || (uintptr_t)p->own_v % 16 || p->own_stride % 8)
         return -ENOTSUP;
     const struct prefill_args a = make_args(s, p);
     if (!p->bias && prefix_wanted(s, a)) {

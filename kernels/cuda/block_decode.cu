@@ -5,7 +5,7 @@ __global__ void __launch_bounds__(128) block_decode_kernel(const struct block_la
 {
     const struct block_job &job = jobs[blockIdx.z];
     const uint32_t subpage = blockIdx.x, head = blockIdx.y;
-    const struct subpage_layout &l = job.first && subpage == 0 ? layout.sink : layout.page;
+    const struct subpage_layout l = page_layout(layout, job.first && subpage == 0);
     const int64_t at = head * job.head_stride + (int64_t)subpage * SUBPAGE_TOKENS * layout.head_dim;
     page_read(l, job.slice + block_subpage_offset(&layout, job.first, head, subpage), (int)layout.head_dim, job.k + at, job.v + at);
     index_copy(layout, job, head, subpage);

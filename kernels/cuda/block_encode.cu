@@ -1,8 +1,8 @@
 /* Codes blocks of 128 tokens into one layer's slices, by the rule of proto/block_layout.h: the bytes of kernels/cpu/block_encode.c.
  *
  * A block of 128 threads for each (KV head, sub-page), grid [8, n_kv_heads, n]; a warp codes a row (a token's key, or 32 of its values) at a time, a lane every 32nd element: minimum and
- * maximum by shuffles, then codes to shared memory, one a byte. Then all threads interleave codes into the page and the index entry.
- * Shared memory: two arrays [16, d] of codes, 8 KiB. */
+ * maximum by shuffles, then codes to shared memory, one a byte, and the row's scales. Then all threads interleave codes into the page and the index entry, 16 bytes a store.
+ * Shared memory: two arrays [16, d] of codes, those of keys d + 8 bytes apart, so that a word of 16 tokens lies in 16 banks; and scales: 8.8 KiB. */
 #include "kernels/cuda/block_page.cuh"
 #include <errno.h>
 
@@ -24,100 +24,125 @@ DEVICE bool is_finite16(uint16_t bits)
     return (bits & 0x7F80) != 0x7F80;
 }
 
-/* One row by one warp. Returns how many of this lane's magnitudes are `beyond` or above. */
-DEVICE int codec_row(const bf16_t *x, int n, float levels, int beyond, uint8_t *codes, uint16_t *ret_step, uint16_t *ret_min)
+/* Steps and minima of a page's rows, as the page has them: of the tokens' keys; of values by group of channels and token. */
+struct block_scales {
+    uint16_t key_step[SUBPAGE_TOKENS], key_min[SUBPAGE_TOKENS];
+    uint16_t value_step[KV_MAX_DIM / VALUE_GROUP * SUBPAGE_TOKENS], value_min[KV_MAX_DIM / VALUE_GROUP * SUBPAGE_TOKENS];
+};
+
+/* One row of up to 32 LANE_ROW elements by one warp. Returns how many of this lane's magnitudes are `beyond` or above. */
+template <int LANE_ROW> DEVICE int codec_row(const bf16_t *x, int n, float levels, int beyond, uint8_t *codes, uint16_t *step_at, uint16_t *min_at)
 {
     const int lane = (int)threadIdx.x % 32;
-    float low = INFINITY, high = -INFINITY;
+    float v[LANE_ROW], low = INFINITY, high = -INFINITY;
     int n_bad = 0;
-    for (int c = lane; c < n; c += 32) {
-        const float v = codec_load(x[c]);
-        low = v < low ? v : low;
-        high = v > high ? v : high;
-        n_bad += (x[c] & 0x7FFF) >= beyond;
-    }
+    UNROLL for (int i = 0; i < LANE_ROW; i++)
+        if (lane + 32 * i < n) {
+            const uint16_t bits = x[lane + 32 * i];
+            v[i] = codec_load(bits);
+            low = v[i] < low ? v[i] : low;
+            high = v[i] > high ? v[i] : high;
+            n_bad += (bits & 0x7FFF) >= beyond;
+        }
     low = -warp_max(-low);
     high = warp_max(high);
     const uint16_t min = fp16_from_float(low);
     const float min_value = fp16_to_float(min), exact = (high - min_value) / levels;
     const uint16_t step = exact > 0 ? fp16_from_float(exact) : 0;
     const float step_value = fp16_to_float(step);
-    for (int c = lane; c < n; c += 32) {
-        float code = step == 0 ? 0.0f : (codec_load(x[c]) - min_value) / step_value;
-        code = code > levels ? levels : code;
-        code = code > 0 ? code : 0;
-        codes[c] = (uint8_t)rintf(code); /* ties to even */
+    UNROLL for (int i = 0; i < LANE_ROW; i++)
+        if (lane + 32 * i < n) {
+            float code = step == 0 ? 0.0f : (v[i] - min_value) / step_value;
+            code = code > levels ? levels : code;
+            code = code > 0 ? code : 0;
+            codes[lane + 32 * i] = (uint8_t)rintf(code); /* ties to even */
+        }
+    if (lane == 0) {
+        *step_at = step;
+        *min_at = min;
     }
-    *ret_step = step;
-    *ret_min = min;
     return n_bad;
 }
 
-DEVICE void put16(uint8_t *to, uint32_t offset, int i, uint16_t x)
+/* Rows of key codes in shared memory are this many bytes apart. */
+DEVICE int key_ld(int d)
 {
-    reinterpret_cast<uint16_t *>(to + offset)[i] = x;
+    return d + 8;
 }
 
-/* Keys: codes of all tokens, steps and minima to the entry and, of a coded page, to the page. */
-DEVICE int encode_keys(const struct block_layout &layout, const struct subpage_layout &l, const bf16_t *k, int d, uint8_t *codes, uint8_t *page, uint8_t *entry)
+DEVICE int encode_keys(const struct subpage_layout &l, const bf16_t *k, int d, uint8_t *codes, struct block_scales *scales)
 {
     int n_bad = 0;
-    for (int t = (int)threadIdx.x / 32; t < SUBPAGE_TOKENS; t += ENCODE_WARPS) {
-        uint16_t step, min;
-        n_bad += codec_row(k + t * d, d, 255, l.format == KV_FORMAT_BF16 ? BEYOND_BF16 : BEYOND_FP16, codes + t * d, &step, &min);
-        if (threadIdx.x % 32 == 0) {
-            put16(entry, layout.index_step, t, step);
-            put16(entry, layout.index_min, t, min);
-            if (l.format != KV_FORMAT_BF16) {
-                put16(page, l.key_step, t, step);
-                put16(page, l.key_min, t, min);
-            }
-        }
-    }
+    for (int t = (int)threadIdx.x / 32; t < SUBPAGE_TOKENS; t += ENCODE_WARPS)
+        n_bad += codec_row<KV_MAX_DIM / 32>(k + t * d, d, 255, l.format == KV_FORMAT_BF16 ? BEYOND_BF16 : BEYOND_FP16, codes + t * key_ld(d), &scales->key_step[t], &scales->key_min[t]);
     return n_bad;
 }
 
-DEVICE int encode_values(const struct subpage_layout &l, const bf16_t *v, int d, uint8_t *codes, uint8_t *page)
+DEVICE int encode_values(const struct subpage_layout &l, const bf16_t *v, int d, uint8_t *codes, struct block_scales *scales)
 {
     const int groups = d / VALUE_GROUP;
     int n_bad = 0;
     for (int row = (int)threadIdx.x / 32; row < SUBPAGE_TOKENS * groups; row += ENCODE_WARPS) {
-        const int t = row / groups, g = row % groups, at = t * d + g * VALUE_GROUP;
-        uint16_t step, min;
-        n_bad += codec_row(v + at, VALUE_GROUP, l.format == KV_FORMAT_K8V8 ? 255.0f : 15.0f, BEYOND_FP16, codes + at, &step, &min);
-        if (threadIdx.x % 32 == 0) {
-            put16(page, l.value_step, g * SUBPAGE_TOKENS + t, step);
-            put16(page, l.value_min, g * SUBPAGE_TOKENS + t, min);
-        }
+        const int t = row / groups, g = row % groups, at = t * d + g * VALUE_GROUP, scale = g * SUBPAGE_TOKENS + t;
+        n_bad += codec_row<VALUE_GROUP / 32>(v + at, VALUE_GROUP, l.format == KV_FORMAT_K8V8 ? 255.0f : 15.0f, BEYOND_FP16, codes + at, &scales->value_step[scale], &scales->value_min[scale]);
     }
     return n_bad;
 }
 
-/* Words of four codes: of keys (dims 4g .. 4g + 3 of a token), of the index (top bits of 16 dims), of values (a channel's tokens by nibbles, or a token's channels). */
+/* n fp16, an even number, from shared memory; by all threads. */
+DEVICE void put_scales(uint8_t *to, const uint16_t *scales, int n)
+{
+    for (int i = (int)threadIdx.x; i < n / 2; i += ENCODE_THREADS)
+        reinterpret_cast<uint32_t *>(to)[i] = reinterpret_cast<const uint32_t *>(scales)[i];
+}
+
+/* Codes of eight tokens in each channel: four in the low nibbles of a word, four in the high ones; four channels a store. */
+DEVICE void interleave_nibbles(const uint8_t *codes, int d, uint8_t *to)
+{
+    for (int i = (int)threadIdx.x; i < 2 * (d / 4); i += ENCODE_THREADS) {
+        const uint32_t *tokens = reinterpret_cast<const uint32_t *>(codes + i / (d / 4) * 8 * d) + i % (d / 4); /* of one token after the other: four channels, a byte each */
+        uint32_t pair[4], word[4] = {0, 0, 0, 0};
+        UNROLL for (int j = 0; j < 4; j++)
+            pair[j] = tokens[j * (d / 4)] | tokens[(j + 4) * (d / 4)] << 4;
+        UNROLL for (int c = 0; c < 4; c++)
+            UNROLL for (int j = 0; j < 4; j++)
+                word[c] |= (pair[j] >> 8 * c & 255) << 8 * j;
+        reinterpret_cast<uint4 *>(to)[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
+
+/* Words of four codes: of the index (top bits of 16 dims), of keys (dims 4g .. 4g + 3 of four tokens), of values (by nibbles, or as they are). */
 DEVICE void interleave(const struct subpage_layout &l, const uint8_t *key_codes, const uint8_t *value_codes, int d, uint8_t *page, uint8_t *entry)
 {
-    const uint32_t *keys = reinterpret_cast<const uint32_t *>(key_codes), *values = reinterpret_cast<const uint32_t *>(value_codes);
     for (int i = (int)threadIdx.x; i < SUBPAGE_TOKENS * d / 16; i += ENCODE_THREADS) {
-        const int g = i / SUBPAGE_TOKENS, t = i % SUBPAGE_TOKENS;
-        const uint32_t *w = keys + (t * d + 16 * g) / 4;
-        const uint32_t top = (w[0] >> 6 & 0x03030303u) | (w[1] >> 4 & 0x0C0C0C0Cu) | (w[2] >> 2 & 0x30303030u) | (w[3] & 0xC0C0C0C0u);
-        reinterpret_cast<uint32_t *>(entry)[i] = top;
+        const uint2 *w = reinterpret_cast<const uint2 *>(key_codes + i % SUBPAGE_TOKENS * key_ld(d) + i / SUBPAGE_TOKENS * 16);
+        const uint2 low = w[0], high = w[1];
+        reinterpret_cast<uint32_t *>(entry)[i] = (low.x >> 6 & 0x03030303u) | (low.y >> 4 & 0x0C0C0C0Cu) | (high.x >> 2 & 0x30303030u) | (high.y & 0xC0C0C0C0u);
     }
     if (l.format == KV_FORMAT_BF16)
         return;
-    for (int i = (int)threadIdx.x; i < SUBPAGE_TOKENS * d / 4; i += ENCODE_THREADS) {
-        const int g = i / SUBPAGE_TOKENS, t = i % SUBPAGE_TOKENS;
-        reinterpret_cast<uint32_t *>(page + l.keys)[i] = keys[(t * d) / 4 + g];
+    for (int i = (int)threadIdx.x; i < SUBPAGE_TOKENS * d / 16; i += ENCODE_THREADS) {
+        const uint32_t *w = reinterpret_cast<const uint32_t *>(key_codes + i % 4 * 4 * key_ld(d)) + i / 4;
+        const int row = key_ld(d) / 4;
+        reinterpret_cast<uint4 *>(page + l.keys)[i] = make_uint4(w[0], w[row], w[2 * row], w[3 * row]);
         if (l.format == KV_FORMAT_K8V8)
-            reinterpret_cast<uint32_t *>(page + l.values)[i] = values[i];
+            reinterpret_cast<uint4 *>(page + l.values)[i] = reinterpret_cast<const uint4 *>(value_codes)[i];
     }
-    for (int i = (int)threadIdx.x; l.format == KV_FORMAT_K8V4 && i < 2 * d; i += ENCODE_THREADS) {
-        const uint8_t *low = value_codes + 8 * (i / d) * d + i % d;
-        uint32_t word = 0;
-        for (int j = 0; j < 4; j++)
-            word |= (uint32_t)(low[j * d] | low[(j + 4) * d] << 4) << 8 * j;
-        reinterpret_cast<uint32_t *>(page + l.values)[i] = word;
-    }
+    if (l.format == KV_FORMAT_K8V4)
+        interleave_nibbles(value_codes, d, page + l.values);
+}
+
+DEVICE void interleave_scales(const struct block_layout &layout, const struct subpage_layout &l, const struct block_scales &scales, int d, uint8_t *page, uint8_t *entry)
+{
+    const int n_values = d / VALUE_GROUP * SUBPAGE_TOKENS;
+    put_scales(entry + layout.index_step, scales.key_step, SUBPAGE_TOKENS);
+    put_scales(entry + layout.index_min, scales.key_min, SUBPAGE_TOKENS);
+    if (l.format == KV_FORMAT_BF16)
+        return;
+    put_scales(page + l.key_step, scales.key_step, SUBPAGE_TOKENS);
+    put_scales(page + l.key_min, scales.key_min, SUBPAGE_TOKENS);
+    put_scales(page + l.value_step, scales.value_step, n_values);
+    put_scales(page + l.value_min, scales.value_min, n_values);
 }
 
 /* As a BF16 page holds it: NaN is 0, an infinity the bf16 nearest to +-65504. */
@@ -132,8 +157,8 @@ DEVICE int encode_bf16(const struct subpage_layout &l, const bf16_t *k, const bf
     int n_bad = 0;
     for (int i = (int)threadIdx.x; i < SUBPAGE_TOKENS * d; i += ENCODE_THREADS) {
         const int t = i / d, c = i % d;
-        put16(page, l.keys, (c / 2 * SUBPAGE_TOKENS + t) * 2 + c % 2, codec_bf16(k[i]));
-        put16(page, l.values, i, codec_bf16(v[i]));
+        reinterpret_cast<uint16_t *>(page + l.keys)[(c / 2 * SUBPAGE_TOKENS + t) * 2 + c % 2] = codec_bf16(k[i]);
+        reinterpret_cast<uint16_t *>(page + l.values)[i] = codec_bf16(v[i]);
         n_bad += !is_finite16(v[i]);
     }
     return n_bad;
@@ -141,18 +166,20 @@ DEVICE int encode_bf16(const struct subpage_layout &l, const bf16_t *k, const bf
 
 __global__ void __launch_bounds__(ENCODE_THREADS) block_encode_kernel(const struct block_layout layout, const struct block_job *jobs, bool attended, int32_t *n_bad)
 {
-    __shared__ __align__(16) uint8_t key_codes[SUBPAGE_TOKENS * KV_MAX_DIM], value_codes[SUBPAGE_TOKENS * KV_MAX_DIM];
+    __shared__ __align__(16) uint8_t key_codes[SUBPAGE_TOKENS * (KV_MAX_DIM + 8)], value_codes[SUBPAGE_TOKENS * KV_MAX_DIM];
+    __shared__ __align__(16) struct block_scales scales;
     const struct block_job &job = jobs[blockIdx.z];
     const uint32_t subpage = blockIdx.x, head = blockIdx.y;
     const int d = (int)layout.head_dim;
-    const struct subpage_layout &l = job.first && subpage == 0 ? layout.sink : layout.page;
+    const struct subpage_layout l = page_layout(layout, job.first && subpage == 0);
     uint8_t *page = job.slice + block_subpage_offset(&layout, job.first, head, subpage), *entry = job.slice + block_index_offset(&layout, job.first, head, subpage);
     const int64_t row = (int64_t)subpage * SUBPAGE_TOKENS * d;
     const bf16_t *k = job.exact_k + head * job.exact_stride + row, *v = job.exact_v + head * job.exact_stride + row;
-    int bad = encode_keys(layout, l, k, d, key_codes, page, entry);
-    bad += l.format == KV_FORMAT_BF16 ? encode_bf16(l, k, v, d, page) : encode_values(l, v, d, value_codes, page);
+    int bad = encode_keys(l, k, d, key_codes, &scales);
+    bad += l.format == KV_FORMAT_BF16 ? encode_bf16(l, k, v, d, page) : encode_values(l, v, d, value_codes, &scales);
     __syncthreads();
     interleave(l, key_codes, value_codes, d, page, entry);
+    interleave_scales(layout, l, scales, d, page, entry);
     if (bad > 0)
         atomicAdd(n_bad, bad);
     if (!attended && !job.index)

@@ -1,4 +1,4 @@
-/* Reads one value of a sub-page back, by proto/block_layout.h: fma(step, code, min) rounded to bf16, the value that prefill attends and block_decode gives. */
+/* Reads sub-pages back, by proto/block_layout.h: fma(step, code, min) rounded to bf16, the values that prefill attends and block_decode gives. */
 #pragma once
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
@@ -28,6 +28,8 @@ static inline int block_jobs(struct stream *s, const struct block_params *blocks
     struct block_job *jobs = (struct block_job *)host;
     for (int i = 0; i < n; i++) {
         const struct block_params *p = &blocks[i];
+        if ((uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8)
+            return -ENOTSUP;
         const bool apart = p->exact_k != nullptr;
         const struct block_job job = {p->slice, p->k, p->v, apart ? p->exact_k : p->k, apart ? p->exact_v : p->v, p->head_stride, apart ? p->exact_stride : p->head_stride, p->index, p->first};
         jobs[i] = job;
@@ -73,66 +75,143 @@ DEVICE uint16_t page_key(const struct subpage_layout &l, const uint8_t *page, in
     return page_value16(page[l.keys + (c / 4 * SUBPAGE_TOKENS + t) * 4 + c % 4], page_fp16(page, l.key_step, t), page_fp16(page, l.key_min, t));
 }
 
-/* Value dim c of token t. */
-DEVICE uint16_t page_value(const struct subpage_layout &l, const uint8_t *page, int d, int t, int c)
+/* By value, for registers. */
+DEVICE struct subpage_layout page_layout(const struct block_layout &layout, bool sink)
 {
-    uint8_t code;
-    if (l.format == KV_FORMAT_BF16)
-        return page_fp16(page, l.values, t * d + c);
-    if (l.format == KV_FORMAT_K8V8)
-        code = page[l.values + t * d + c];
-    else
-        code = page[l.values + (t / 8 * d + c) * 4 + t % 4] >> (t % 8 / 4 * 4) & 15;
-    const int at = c / VALUE_GROUP * SUBPAGE_TOKENS + t;
-    return page_value16(code, page_fp16(page, l.value_step, at), page_fp16(page, l.value_min, at));
+    struct subpage_layout l = layout.page;
+    if (sink)
+        l = layout.sink;
+    return l;
 }
 
-/* A whole sub-page to rows [16, d], by all threads of the block. */
+/* ---- whole sub-pages as rows [16, ld] of bf16, on 16 bytes, by `n` threads of which this is number i: a warp, or a block ----
+ * A thread loads 16 bytes and stores 8 or 16. Of keys, words of four tokens lie side by side; those of a half warp's threads (two fours of tokens, eight words) go to rows that are D + 8 elements apart in
+ * 32 different banks. */
+
+DEVICE void page_scales2(uint32_t word, float scales[2])
+{
+    scales[0] = fp16_to_float((uint16_t)word);
+    scales[1] = fp16_to_float((uint16_t)(word >> 16));
+}
+
+DEVICE void page_scales4(const uint8_t *at, float scales[4])
+{
+    const uint2 words = *reinterpret_cast<const uint2 *>(at);
+    page_scales2(words.x, scales);
+    page_scales2(words.y, scales + 2);
+}
+
+DEVICE void page_scales8(const uint8_t *at, float scales[8])
+{
+    const uint4 words = *reinterpret_cast<const uint4 *>(at);
+    page_scales2(words.x, scales);
+    page_scales2(words.y, scales + 2);
+    page_scales2(words.z, scales + 4);
+    page_scales2(words.w, scales + 6);
+}
+
+DEVICE uint2 page_values4(const float x[4])
+{
+    return make_uint2(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]));
+}
+
+/* Four codes of a word. */
+DEVICE uint2 page_word(uint32_t word, float step, float min)
+{
+    float x[4];
+    UNROLL for (int i = 0; i < 4; i++)
+        x[i] = fmaf(step, (float)(word >> 8 * i & 255), min);
+    return page_values4(x);
+}
+
+DEVICE void page_coded_keys(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *k, int i, int n)
+{
+    const int t = 4 * (i / 16 % 2 * 2 + i % 2);
+    float step[4], min[4];
+    page_scales4(page + l.key_step + t * sizeof(uint16_t), step);
+    page_scales4(page + l.key_min + t * sizeof(uint16_t), min);
+    for (int g = i / 32 * 8 + i % 16 / 2; g < d / 4; g += n / 32 * 8) {
+        const uint4 words = *reinterpret_cast<const uint4 *>(page + l.keys + (g * SUBPAGE_TOKENS + t) * 4);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+        UNROLL for (int j = 0; j < 4; j++)
+            *reinterpret_cast<uint2 *>(k + (t + j) * ld + 4 * g) = page_word(word[j], step[j], min[j]);
+    }
+}
+
+/* The same places, for words of two dims. */
+DEVICE void page_bf16_keys(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *k, int i, int n)
+{
+    const int t = 4 * (i / 16 % 2 * 2 + i % 2);
+    for (int g = i / 32 * 8 + i % 16 / 2; g < d / 4; g += n / 32 * 8) {
+        const uint4 *words = reinterpret_cast<const uint4 *>(page + l.keys + (2 * g * SUBPAGE_TOKENS + t) * 4);
+        const uint4 low = words[0], high = words[SUBPAGE_TOKENS / 4];
+        *reinterpret_cast<uint2 *>(k + t * ld + 4 * g) = make_uint2(low.x, high.x);
+        *reinterpret_cast<uint2 *>(k + (t + 1) * ld + 4 * g) = make_uint2(low.y, high.y);
+        *reinterpret_cast<uint2 *>(k + (t + 2) * ld + 4 * g) = make_uint2(low.z, high.z);
+        *reinterpret_cast<uint2 *>(k + (t + 3) * ld + 4 * g) = make_uint2(low.w, high.w);
+    }
+}
+
+/* Four channels of eight tokens: those of a word in its low nibbles, four more in the high ones. */
+DEVICE void page_nibble_values(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *v, int i, int n)
+{
+    for (; i < 2 * (d / 4); i += n) {
+        const int t = i / (d / 4) * 8, c = i % (d / 4) * 4;
+        const uint8_t *scales = page + (c / VALUE_GROUP * SUBPAGE_TOKENS + t) * sizeof(uint16_t);
+        const uint4 words = *reinterpret_cast<const uint4 *>(page + l.values + (t / 8 * d + c) * 4);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+        float step[8], min[8];
+        page_scales8(scales + l.value_step, step);
+        page_scales8(scales + l.value_min, min);
+        UNROLL for (int j = 0; j < 8; j++) {
+            float x[4];
+            UNROLL for (int m = 0; m < 4; m++)
+                x[m] = fmaf(step[j], (float)(word[m] >> (j % 4 * 8 + j / 4 * 4) & 15), min[j]);
+            *reinterpret_cast<uint2 *>(v + (t + j) * ld + c) = page_values4(x);
+        }
+    }
+}
+
+DEVICE void page_byte_values(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *v, int i, int n)
+{
+    for (; i < SUBPAGE_TOKENS * (d / 8); i += n) {
+        const int t = i / (d / 8), c = i % (d / 8) * 8, at = c / VALUE_GROUP * SUBPAGE_TOKENS + t;
+        const float step = fp16_to_float(page_fp16(page, l.value_step, at)), min = fp16_to_float(page_fp16(page, l.value_min, at));
+        const uint2 words = *reinterpret_cast<const uint2 *>(page + l.values + t * d + c), low = page_word(words.x, step, min), high = page_word(words.y, step, min);
+        *reinterpret_cast<uint4 *>(v + t * ld + c) = make_uint4(low.x, low.y, high.x, high.y);
+    }
+}
+
+DEVICE void page_bf16_values(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *v, int i, int n)
+{
+    for (; i < SUBPAGE_TOKENS * (d / 8); i += n) {
+        const int t = i / (d / 8), c = i % (d / 8) * 8;
+        *reinterpret_cast<uint4 *>(v + t * ld + c) = *reinterpret_cast<const uint4 *>(page + l.values + (t * d + c) * sizeof(uint16_t));
+    }
+}
+
+DEVICE void page_rows(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *k, uint16_t *v, int i, int n)
+{
+    if (l.format == KV_FORMAT_BF16) {
+        page_bf16_keys(l, page, d, ld, k, i, n);
+        page_bf16_values(l, page, d, ld, v, i, n);
+        return;
+    }
+    page_coded_keys(l, page, d, ld, k, i, n);
+    if (l.format == KV_FORMAT_K8V4)
+        page_nibble_values(l, page, d, ld, v, i, n);
+    else
+        page_byte_values(l, page, d, ld, v, i, n);
+}
+
+/* To rows [16, d], by all threads of the block. */
 DEVICE void page_read(const struct subpage_layout &l, const uint8_t *page, int d, uint16_t *k, uint16_t *v)
 {
-    for (int i = (int)threadIdx.x; i < SUBPAGE_TOKENS * d; i += (int)blockDim.x) {
-        k[i] = page_key(l, page, i / d, i % d);
-        v[i] = page_value(l, page, d, i / d, i % d);
-    }
+    page_rows(l, page, d, d, k, v, (int)threadIdx.x, (int)blockDim.x);
 }
 
-/* Four codes of a word as bf16 values to four places `stride` apart. */
-DEVICE void page_store4(uint16_t *to, int stride, uint32_t word, float step, float min)
-{
-    UNROLL for (int i = 0; i < 4; i++)
-        to[i * stride] = bf16_from_float(fmaf(step, (float)(word >> 8 * i & 255), min));
-}
-
-/* A whole sub-page to shared rows [16, ld], by one warp, a 32-bit word of codes a lane. Values as page_read gives them. */
+/* To shared rows [16, ld], by one warp. The same values. */
 DEVICE void page_to_tile(const struct subpage_layout &l, const uint8_t *page, int d, int ld, uint16_t *k, uint16_t *v)
 {
-    const int lane = (int)threadIdx.x % 32;
-    const uint32_t *key_words = reinterpret_cast<const uint32_t *>(page + l.keys), *value_words = reinterpret_cast<const uint32_t *>(page + l.values);
-    if (l.format == KV_FORMAT_BF16) {
-        for (int i = lane; i < SUBPAGE_TOKENS * d / 2; i += 32) {
-            *reinterpret_cast<uint32_t *>(k + i % SUBPAGE_TOKENS * ld + i / SUBPAGE_TOKENS * 2) = key_words[i];
-            *reinterpret_cast<uint32_t *>(v + 2 * i / d * ld + 2 * i % d) = value_words[i];
-        }
-        return;
-    }
-    for (int i = lane; i < SUBPAGE_TOKENS * d / 4; i += 32) {
-        const int t = i % SUBPAGE_TOKENS; /* the same in every round: 32 is a multiple of 16 */
-        page_store4(k + t * ld + i / SUBPAGE_TOKENS * 4, 1, key_words[i], fp16_to_float(page_fp16(page, l.key_step, t)), fp16_to_float(page_fp16(page, l.key_min, t)));
-    }
-    if (l.format == KV_FORMAT_K8V8) {
-        for (int i = lane; i < SUBPAGE_TOKENS * d / 4; i += 32) {
-            const int t = 4 * i / d, c = 4 * i % d, at = c / VALUE_GROUP * SUBPAGE_TOKENS + t;
-            page_store4(v + t * ld + c, 1, value_words[i], fp16_to_float(page_fp16(page, l.value_step, at)), fp16_to_float(page_fp16(page, l.value_min, at)));
-        }
-        return;
-    }
-    for (int i = lane; i < 2 * d; i += 32) { /* a channel's codes of eight tokens: four in the low nibbles, four in the high ones */
-        const int t0 = i / d * 8, c = i % d;
-        const uint32_t word = value_words[i];
-        UNROLL for (int j = 0; j < 8; j++) {
-            const int t = t0 + j, at = c / VALUE_GROUP * SUBPAGE_TOKENS + t;
-            const uint32_t code = word >> (j % 4 * 8 + j / 4 * 4) & 15;
-            v[t * ld + c] = bf16_from_float(fmaf(fp16_to_float(page_fp16(page, l.value_step, at)), (float)code, fp16_to_float(page_fp16(page, l.value_min, at))));
-        }
-    }
+    page_rows(l, page, d, ld, k, v, (int)threadIdx.x % 32, 32);
 }

@@ -1,5 +1,5 @@
 /* Weights as the GPU keeps them: bf16 [n_rows, ld], row-major, ld = columns rounded up to 8 (cuda_weight_ld), whatever the file had; columns beyond the matrix are zeros.
- * F32 and the quantized formats are rounded to bf16 once, here. The file's bytes go to the device piece by piece and are expanded there, an element a thread.
+ * F32 and the quantized formats are rounded to bf16 once, here. The file's bytes go to the device piece by piece and are expanded there, eight columns a thread.
  * In the stored form (weight_stored.h) rows of quantized blocks are copied as they are. */
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/weight_stored.h"
@@ -13,15 +13,32 @@ static bool shape_is_valid(enum weight_dtype dtype, int64_t n_rows, int64_t n_co
     return (unsigned)dtype < WEIGHT_DTYPE_COUNT && n_rows >= 1 && n_rows <= DIM_MAX && n_cols >= 1 && n_cols <= DIM_MAX && n_cols % weight_file_block_of(dtype).cols == 0;
 }
 
-/* An element a thread, `row_blocks` blocks a row: in the stored form all weights pass here for every GEMM, and a division of 64 bits for each would take longer than the rest. file.cols is a
- * power of two. */
-__global__ void __launch_bounds__(BLOCK_THREADS) weight_expand_kernel(enum weight_dtype dtype, struct weight_file_block file, const uint8_t *src, int n_cols, int ld, unsigned row_blocks, bf16_t *packed)
+enum { EXPAND_COLUMNS = 8 /* of a thread: a store of 16 bytes; they lie in one block of the file, or are one each */ };
+
+/* The format is known when this is compiled: what its branches and divisions cost is many times what the bytes do. */
+template <enum weight_dtype DTYPE, int COLS, int BYTES> __global__ void __launch_bounds__(BLOCK_THREADS) weight_expand_kernel(const uint8_t *src, unsigned n_pieces, unsigned row_pieces, int n_cols, uint4 *packed)
 {
-    const int64_t row = blockIdx.x / row_blocks;
-    const int c = (int)(blockIdx.x % row_blocks) * BLOCK_THREADS + (int)threadIdx.x, shift = __popc(file.cols - 1);
-    const uint8_t *block = src + (row * (n_cols >> shift) + (c >> shift)) * file.bytes;
-    if (c < ld)
-        packed[row * ld + c] = c < n_cols ? bf16_from_float(weight_value(dtype, block, c & (file.cols - 1))) : 0;
+    EACH_ELEMENT(i, n_pieces)
+    {
+        const unsigned row = (unsigned)i / row_pieces;
+        const int first = (int)((unsigned)i % row_pieces) * EXPAND_COLUMNS;
+        const uint8_t *blocks = src + (int64_t)row * (n_cols / COLS) * BYTES;
+        float x[EXPAND_COLUMNS];
+        UNROLL for (int j = 0; j < EXPAND_COLUMNS; j++) {
+            const int c = first + j;
+            x[j] = c < n_cols ? weight_value(DTYPE, blocks + (int64_t)(c / COLS) * BYTES, c % COLS) : 0.0f;
+        }
+        packed[i] = make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
+    }
+}
+
+template <enum weight_dtype DTYPE> static int expand(struct stream *s, const void *src, int64_t n_rows, int64_t n_cols, bf16_t *dst)
+{
+    constexpr struct weight_file_block file = weight_file_block_of(DTYPE);
+    const int64_t row_pieces = cuda_weight_ld(n_cols) / EXPAND_COLUMNS, n = n_rows * row_pieces;
+    if (n > INT32_MAX || (uintptr_t)dst % sizeof(uint4))
+        return -ENOTSUP;
+    return LAUNCH((weight_expand_kernel<DTYPE, file.cols, file.bytes>), blocks_for(n), BLOCK_THREADS, 0, s, (const uint8_t *)src, (unsigned)n, (unsigned)row_pieces, (int)n_cols, (uint4 *)dst);
 }
 
 extern "C" bool cuda_weight_stays(enum weight_dtype dtype)
@@ -31,11 +48,19 @@ extern "C" bool cuda_weight_stays(enum weight_dtype dtype)
 
 extern "C" int cuda_weight_expand(struct stream *s, enum weight_dtype dtype, const void *src, int64_t n_rows, int64_t n_cols, bf16_t *dst)
 {
-    const int64_t ld = cuda_weight_ld(n_cols);
-    const int64_t row_blocks = ceil_div64(ld, BLOCK_THREADS);
-    if (n_rows * row_blocks > INT32_MAX)
-        return -ENOTSUP;
-    return LAUNCH(weight_expand_kernel, (unsigned)(n_rows * row_blocks), BLOCK_THREADS, 0, s, dtype, weight_file_block_of(dtype), (const uint8_t *)src, (int)n_cols, (int)ld, (unsigned)row_blocks, dst);
+    switch (dtype) {
+    case WEIGHT_F32: return expand<WEIGHT_F32>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_F16: return expand<WEIGHT_F16>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_BF16: return expand<WEIGHT_BF16>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q8_0: return expand<WEIGHT_Q8_0>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q4_0: return expand<WEIGHT_Q4_0>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q4_1: return expand<WEIGHT_Q4_1>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q5_0: return expand<WEIGHT_Q5_0>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q4_K: return expand<WEIGHT_Q4_K>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q5_K: return expand<WEIGHT_Q5_K>(s, src, n_rows, n_cols, dst);
+    case WEIGHT_Q6_K: return expand<WEIGHT_Q6_K>(s, src, n_rows, n_cols, dst);
+    default: return -EINVAL;
+    }
 }
 
 extern "C" size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols)

@@ -9,7 +9,7 @@ struct weight_file_block {
     int cols, bytes;
 };
 
-static inline struct weight_file_block weight_file_block_of(enum weight_dtype dtype)
+static inline constexpr struct weight_file_block weight_file_block_of(enum weight_dtype dtype)
 {
     switch (dtype) {
     case WEIGHT_F32: return {1, 4};
@@ -26,10 +26,10 @@ static inline struct weight_file_block weight_file_block_of(enum weight_dtype dt
     }
 }
 
-/* Blocks of the file are packed without alignment. */
+/* Every block of the file has an even number of bytes, so that its 16-bit fields lie on two; wider ones do not. */
 DEVICE uint16_t bytes16(const uint8_t *p)
 {
-    return (uint16_t)(p[0] | p[1] << 8);
+    return *reinterpret_cast<const uint16_t *>(p);
 }
 
 DEVICE uint32_t bytes32(const uint8_t *p)

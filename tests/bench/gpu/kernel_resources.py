@@ -80,7 +80,7 @@ def parse(source, text):
         if spills and kernels:
             kernels[-1].spilled = int(spills.group(1)) + int(spills.group(2))
     for kernel, name in zip(kernels, demangled([k.name for k in kernels])):
-        kernel.name = re.sub(r"\(.*", "", re.sub(r"^void ", "", name))
+        kernel.name = re.match(r"(?:void )?([\w:]+(?:<.*>)?)", name).group(1)
     return kernels
 
 
