@@ -1,21 +1,16 @@
 /* Sharing over the real model (models/SmolLM2-135M-Instruct.Q4_1.gguf) and a real kvstore: a prefix that another selector's run has written, and an answer that another worker
  * has begun, give the bits that one worker alone gives. Skipped where the model is not there. */
 #include "tests/system/store_fixture.h"
-#include "worker/cache/engine.h"
+#include "tests/unit/real_model.h"
 #include "worker/cache/selector.h"
-#include "worker/model/model.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { N_PROMPT = 500, N_DECODE = 160, N_TOKENS = N_PROMPT + N_DECODE, N_KNOWN = 150, N_CACHED = 384, N_RESTORED = 640 - N_PROMPT };
 
-static const char path[] = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 static int32_t tokens[N_TOKENS];
-static struct device *device;
-static struct stream *stream;
-static struct model *model;
+static struct real_model m;
 static struct store_fixture store;
 static struct kv_client *client, *other;
 
@@ -34,27 +29,19 @@ static struct engine *open_engine(enum kv_format format, const struct selector_o
     };
     struct engine *engine;
     struct error err;
-    cr_assert(engine_create(&config, model, with, &engine, &err) >= 0, "%s", err.text);
+    cr_assert(engine_create(&config, m.model, with, &engine, &err) >= 0, "%s", err.text);
     return engine;
 }
 
 static struct sequence *prefilled(struct engine *engine, int n_known)
 {
-    const struct sequence_request request = {.prompt = tokens, .n_prompt = N_PROMPT, .max_new = N_DECODE, .answer = tokens + N_PROMPT, .n_answer = n_known};
-    struct sequence *seq;
-    struct error err;
-    int r = sequence_create(engine, &request, &seq, &err);
-    cr_assert(r >= 0, "%s", err.text);
-    while ((r = sequence_prefill_step(seq)) > 0)
-        ;
-    cr_assert(r == 0, "prefill gives %d", r);
-    return seq;
+    return real_model_prefilled(engine, &(struct sequence_request){.prompt = tokens, .n_prompt = N_PROMPT, .max_new = N_DECODE, .answer = tokens + N_PROMPT, .n_answer = n_known});
 }
 
 /* Feeds the answer's tokens from `from` on; keeps the logits behind each, or compares them. */
 static void decode(struct engine *engine, struct sequence *seq, int from, float *ret_logits, const float *want)
 {
-    const size_t n = (size_t)model->config.n_vocab;
+    const size_t n = (size_t)m.model->config.n_vocab;
     for (int i = from; i < N_DECODE; i++) {
         cr_assert(engine_decode(engine, &seq, &tokens[N_PROMPT + i], 1) >= 0);
         if (ret_logits)
@@ -67,7 +54,7 @@ static void decode(struct engine *engine, struct sequence *seq, int from, float 
 
 static void check(enum kv_format format)
 {
-    float *want = malloc((size_t)N_DECODE * (size_t)model->config.n_vocab * sizeof(float));
+    float *want = malloc((size_t)N_DECODE * (size_t)m.model->config.n_vocab * sizeof(float));
     struct sequence_stats stats;
     cr_assert(want);
     struct engine *engine = open_engine(format, &selector_snapkv, 64, NULL);
@@ -100,15 +87,9 @@ static void check(enum kv_format format)
 
 Test(sharing_model, test_same_bits_from_the_pool_in_every_format, .timeout = 600)
 {
-    const struct device_config config = {.n_threads = 2};
-    struct error err;
-    if (access(path, R_OK) < 0)
-        cr_skip_test("skipped: %s is not here", path);
-    cr_assert(cpu_device_ops()->open(&config, &device) >= 0 && cpu_device_ops()->stream_create(device, &stream) >= 0);
-    const struct model_open_params p = {.path = path, .dev = cpu_device_ops(), .ops = cpu_kernel_ops(), .device = device, .stream = stream};
-    cr_assert(model_open(&p, &model, &err) >= 0, "%s", err.text);
+    cr_assert(real_model_open(&m, 2, CPU_ISA_AUTO));
     for (int i = 0; i < N_TOKENS; i++)
-        tokens[i] = (int32_t)((uint64_t)i * i * 2654435761u % (uint64_t)model->config.n_vocab);
+        tokens[i] = (int32_t)((uint64_t)i * i * 2654435761u % (uint64_t)m.model->config.n_vocab);
     store_fixture_init(&store, "128M", 30);
     client = store_fixture_client(&store, "w0");
     other = store_fixture_client(&store, "w1");
@@ -117,7 +98,5 @@ Test(sharing_model, test_same_bits_from_the_pool_in_every_format, .timeout = 600
     kv_client_free(other);
     kv_client_free(client);
     store_fixture_fini(&store);
-    model_close(model);
-    cpu_device_ops()->stream_free(stream);
-    cpu_device_ops()->close(device);
+    real_model_close(&m);
 }

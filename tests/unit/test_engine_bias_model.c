@@ -4,9 +4,9 @@
  *
  * The rows of the queries in these two pairs are divided by 20, in every variant: what a trained model has learned to do with a bias, those queries have not, and attention would
  * follow nothing but the bias. */
-#include "bench/fidelity/make_cases.h"
 #include "proto/base/base_assert.h"
-#include "worker/cache/engine.h"
+#include "tests/unit/real_model.h"
+#include "tests/unit/real_news.h"
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <criterion/criterion.h>
@@ -14,16 +14,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-static const char model_path[] = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 enum { CONTEXT = 1536, POSITIONS = 80, SIGMAS = 60, QUERY_SHARE = 20 };
 
 struct real {
-    struct device *device;
-    struct stream *stream;
-    struct model *model;
+    struct real_model m;
     struct case_set set;
     void *memory[1024]; /* what was allocated for changed weights */
     int n_memory;
@@ -33,7 +28,7 @@ struct real {
 
 static void *device_alloc(struct real *r, size_t bytes)
 {
-    cr_assert(r->n_memory < (int)ARRAY_LEN(r->memory) && r->model->dev->alloc(r->device, MEM_WEIGHTS, bytes, &r->memory[r->n_memory]) >= 0);
+    cr_assert(r->n_memory < (int)ARRAY_LEN(r->memory) && r->m.model->dev->alloc(r->m.device, MEM_WEIGHTS, bytes, &r->memory[r->n_memory]) >= 0);
     return r->memory[r->n_memory++];
 }
 
@@ -51,21 +46,21 @@ static float *expand(struct real *r, const struct weight *w)
     cr_assert(ids && rows);
     for (int i = 0; i < (int)w->n_rows; i++)
         ids[i] = i;
-    cr_assert(r->model->ops->embed(r->stream, w, ids, (int)w->n_rows, rows) >= 0);
+    cr_assert(r->m.model->ops->embed(r->m.stream, w, ids, (int)w->n_rows, rows) >= 0);
     free(ids);
     return rows;
 }
 
 static void weaken_queries(struct real *r, struct model_linear *q)
 {
-    const struct kernel_ops *ops = r->model->ops;
+    const struct kernel_ops *ops = r->m.model->ops;
     const int64_t n_rows = q->w.n_rows, n_cols = q->w.n_cols;
     float *rows = expand(r, &q->w);
     for (int64_t i = 0; i < n_rows * n_cols; i++)
-        if (is_biased(&r->model->config, (int)(i / n_cols)))
+        if (is_biased(&r->m.model->config, (int)(i / n_cols)))
             rows[i] /= QUERY_SHARE;
     void *packed = device_alloc(r, ops->weight_bytes(WEIGHT_F32, n_rows, n_cols));
-    cr_assert(ops->weight_pack(r->stream, WEIGHT_F32, n_rows, n_cols, rows, packed) >= 0);
+    cr_assert(ops->weight_pack(r->m.stream, WEIGHT_F32, n_rows, n_cols, rows, packed) >= 0);
     q->w = (struct weight){.dtype = WEIGHT_F32, .n_rows = n_rows, .n_cols = n_cols, .packed = packed};
     free(rows);
 }
@@ -81,9 +76,9 @@ static double key_sigma(const float *k, const float *gamma, int head_dim, int64_
 
 static void add_biases(struct real *r)
 {
-    const struct model_config *c = &r->model->config;
+    const struct model_config *c = &r->m.model->config;
     for (int l = 0; l < c->n_layers; l++) {
-        struct model_layer_weights *w = &r->model->weights.layers[l];
+        struct model_layer_weights *w = &r->m.model->weights.layers[l];
         float *k = expand(r, &w->k.w), *bias = device_alloc(r, (size_t)w->k.w.n_rows * sizeof(*bias));
         for (int i = 0; i < (int)w->k.w.n_rows; i++) {
             const int head = i / c->head_dim;
@@ -97,38 +92,20 @@ static void add_biases(struct real *r)
 
 static void real_open(struct real *r)
 {
-    const char *shared = getenv("TIDEPOOL_SHARED");
-    const struct device_config config = {.n_threads = 2};
-    struct tokenizer *tok;
-    struct text_source source;
-    char texts[512];
-    struct error err;
-    snprintf(texts, sizeof(texts), "%s/data/longbench/multi_news.jsonl", shared ? shared : "../shared");
-    if (access(model_path, R_OK) < 0 || access(texts, R_OK) < 0)
-        cr_skip_test("skipped: %s or %s is not here", model_path, texts);
     *r = (struct real){0};
-    cr_assert(cpu_device_ops()->open(&config, &r->device) >= 0 && cpu_device_ops()->stream_create(r->device, &r->stream) >= 0);
-    const struct model_open_params p = {.path = model_path, .dev = cpu_device_ops(), .ops = cpu_kernel_ops(), .device = r->device, .stream = r->stream};
-    cr_assert(model_open(&p, &r->model, &err) >= 0, "%s", err.text);
-    cr_assert(r->model->config.rope_style == ROPE_INTERLEAVED && r->model->key_bias.n_pairs == 0);
-    cr_assert(tokenizer_open(model_path, &tok, &err) >= 0 && text_source_load(&source, texts, tok, &err) >= 0, "%s", err.text);
-    case_set_init(&r->set, TASK_KL);
-    const struct case_params cases = {.source = &source, .tok = tok, .seed = 7};
-    cr_assert(make_kl_cases(&r->set, &cases, 1, CONTEXT, POSITIONS, &err) >= 0, "%s", err.text);
-    text_source_fini(&source);
-    tokenizer_close(tok);
-    for (int l = 0; l < r->model->config.n_layers; l++)
-        weaken_queries(r, &r->model->weights.layers[l].q);
+    real_news_case(&r->set, CONTEXT, POSITIONS);
+    cr_assert(real_model_open(&r->m, 2, CPU_ISA_AUTO));
+    cr_assert(r->m.model->config.rope_style == ROPE_INTERLEAVED && r->m.model->key_bias.n_pairs == 0);
+    for (int l = 0; l < r->m.model->config.n_layers; l++)
+        weaken_queries(r, &r->m.model->weights.layers[l].q);
 }
 
 static void real_close(struct real *r)
 {
     case_set_fini(&r->set);
     while (r->n_memory > 0)
-        r->model->dev->free(r->device, r->memory[--r->n_memory]);
-    model_close(r->model);
-    cpu_device_ops()->stream_free(r->stream);
-    cpu_device_ops()->close(r->device);
+        r->m.model->dev->free(r->m.device, r->memory[--r->n_memory]);
+    real_model_close(&r->m);
 }
 
 /* ---- runs ---- */
@@ -137,7 +114,7 @@ static void real_close(struct real *r)
 static float *run(struct real *r, enum kv_format format, int budget, int fetch)
 {
     const struct fidelity_case *fc = &r->set.cases[0];
-    const size_t n_vocab = (size_t)r->model->config.n_vocab;
+    const size_t n_vocab = (size_t)r->m.model->config.n_vocab;
     const struct engine_config config = {.format = format, .selector = &selector_snapkv, .scorer = &scorer_index2, .fetch_unit = SUBPAGE_TOKENS, .budget = budget, .fetch = fetch,
                                          .chunk = 512, .max_context = CONTEXT + POSITIONS, .max_batch = 1};
     const struct sequence_request request = {.prompt = fc->tokens, .n_prompt = fc->n_prompt, .max_new = fc->n_fed};
@@ -145,12 +122,8 @@ static float *run(struct real *r, enum kv_format format, int budget, int fetch)
     struct engine *engine;
     struct sequence *seq;
     struct error err;
-    int step;
-    cr_assert(logits && engine_create(&config, r->model, NULL, &engine, &err) >= 0, "%s", err.text);
-    cr_assert(sequence_create(engine, &request, &seq, &err) >= 0, "%s", err.text);
-    while ((step = sequence_prefill_step(seq)) > 0)
-        ;
-    cr_assert(step == 0);
+    cr_assert(logits && engine_create(&config, r->m.model, NULL, &engine, &err) >= 0, "%s", err.text);
+    seq = real_model_prefilled(engine, &request);
     for (int i = 0; i < fc->n_fed; i++) {
         cr_assert(engine_decode(engine, &seq, &fc->tokens[fc->n_prompt + i], 1) >= 0);
         memcpy(logits + (size_t)i * n_vocab, sequence_logits(seq), n_vocab * sizeof(float));
@@ -173,7 +146,7 @@ static double log_sum_exp(const float *x, int n)
 /* Mean KL(want || got). */
 static double mean_kl(const struct real *r, const float *want, const float *got)
 {
-    const int n_vocab = r->model->config.n_vocab;
+    const int n_vocab = r->m.model->config.n_vocab;
     double sum = 0;
     for (int row = 0; row < POSITIONS; row++, want += n_vocab, got += n_vocab) {
         const double a = log_sum_exp(want, n_vocab), b = log_sum_exp(got, n_vocab);
@@ -204,8 +177,8 @@ Test(engine_bias_model, test_biased_model_fetches_as_well_as_one_without)
 
     add_biases(&r);
     float *naive = indexed(&r); /* all of the bias in the keys, as nobody should have it */
-    cr_assert(model_key_bias_split(r.model, &err) >= 0, "%s", err.text);
-    cr_expect_eq(r.model->key_bias.n_pairs, 2 * r.model->config.n_layers * r.model->config.n_kv_heads);
+    cr_assert(model_key_bias_split(r.m.model, &err) >= 0, "%s", err.text);
+    cr_expect_eq(r.m.model->key_bias.n_pairs, 2 * r.m.model->config.n_layers * r.m.model->config.n_kv_heads);
     want = full(&r), got = indexed(&r);
     const double with = mean_kl(&r, want, got), nothing_done = mean_kl(&r, want, naive);
     fprintf(stderr, "KL to full attention: no biases %.4f, 60 sigma in two pairs %.4f, nothing done about them %.4f\n", without, with, nothing_done);

@@ -1,11 +1,8 @@
 /* The engine over the real model (models/SmolLM2-135M-Instruct.Q4_1.gguf): against logits that transformers computed, bit for bit against itself, and how much memory
  * it takes. Skipped where the model or the reference is not there. */
-#include "worker/cache/coverage.h"
-#include "worker/cache/engine.h"
+#include "tests/unit/real_model.h"
 #include "worker/cache/selector.h"
-#include "worker/model/model.h"
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,39 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char path[] = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
-
 enum { MAX_TOKENS = 8192, N_TOP = 20 };
-
-struct real_model {
-    struct device *device;
-    struct stream *stream;
-    struct model *model;
-    int n_vocab;
-};
-
-static bool real_open(struct real_model *m, int n_threads, enum cpu_isa isa)
-{
-    const struct device_config config = {.n_threads = n_threads, .isa = isa};
-    struct error err;
-    if (access(path, R_OK) < 0)
-        cr_skip_test("skipped: %s is not here", path);
-    const int r = cpu_device_ops()->open(&config, &m->device);
-    if (r == -ENODEV)
-        return false;
-    cr_assert(r >= 0 && cpu_device_ops()->stream_create(m->device, &m->stream) >= 0);
-    const struct model_open_params p = {.path = path, .dev = cpu_device_ops(), .ops = cpu_kernel_ops(), .device = m->device, .stream = m->stream};
-    cr_assert(model_open(&p, &m->model, &err) >= 0, "%s", err.text);
-    m->n_vocab = m->model->config.n_vocab;
-    return true;
-}
-
-static void real_close(struct real_model *m)
-{
-    model_close(m->model);
-    cpu_device_ops()->stream_free(m->stream);
-    cpu_device_ops()->close(m->device);
-}
 
 static struct engine_config default_config(void)
 {
@@ -71,15 +36,12 @@ static struct engine *open_engine(struct real_model *m, const struct engine_conf
 
 static struct sequence *prefilled(struct engine *engine, const int32_t *tokens, int n_prompt, int max_new)
 {
-    const struct sequence_request request = {.prompt = tokens, .n_prompt = n_prompt, .max_new = max_new};
-    struct sequence *seq;
-    struct error err;
-    int r = sequence_create(engine, &request, &seq, &err);
-    cr_assert(r >= 0, "%s", err.text);
-    while ((r = sequence_prefill_step(seq)) > 0)
-        ;
-    cr_assert(r == 0, "prefill gives %d", r);
-    return seq;
+    return real_model_prefilled(engine, &(struct sequence_request){.prompt = tokens, .n_prompt = n_prompt, .max_new = max_new});
+}
+
+static int n_vocab(const struct real_model *m)
+{
+    return m->model->config.n_vocab;
 }
 
 /* ---- the reference ---- */
@@ -122,15 +84,15 @@ static void read_reference(struct reference *ref)
 }
 
 /* KL(reference || got), the tokens beyond the largest 20 taken as one; checks the argmax where the reference is sure. */
-static double divergence(const struct reference *ref, int i, const float *got, int n_vocab)
+static double divergence(const struct reference *ref, int i, const float *got, int n)
 {
     double max = -INFINITY, sum = 0, kl = 0, p_rest = 1, q_rest = 1;
     int top = 0;
-    for (int t = 0; t < n_vocab; t++) {
+    for (int t = 0; t < n; t++) {
         top = got[t] > got[top] ? t : top;
         max = fmax(max, (double)got[t]);
     }
-    for (int t = 0; t < n_vocab; t++)
+    for (int t = 0; t < n; t++)
         sum += exp((double)got[t] - max);
     for (int k = 0; k < N_TOP; k++) {
         const double log_p = ref->at[i].logits[k] - ref->at[i].logsumexp, log_q = (double)got[ref->at[i].ids[k]] - max - log(sum);
@@ -153,7 +115,7 @@ static double prefill_kl(struct real_model *m, const struct reference *ref, enum
     int n = 0;
     for (int i = ref->n_positions - 1; i >= 0; i -= 2, n++) {
         struct sequence *seq = prefilled(engine, ref->tokens, ref->at[i].pos + 1, 0);
-        sum += divergence(ref, i, sequence_logits(seq), m->n_vocab);
+        sum += divergence(ref, i, sequence_logits(seq), n_vocab(m));
         sequence_free(seq);
     }
     engine_free(engine);
@@ -165,11 +127,11 @@ Test(engine_model, test_prefill_logits_against_transformers)
     static struct reference ref;
     struct real_model m;
     read_reference(&ref);
-    cr_assert(real_open(&m, 2, CPU_ISA_AUTO));
+    cr_assert(real_model_open(&m, 2, CPU_ISA_AUTO));
     const double bf16 = prefill_kl(&m, &ref, KV_FORMAT_BF16), k8v4 = prefill_kl(&m, &ref, KV_FORMAT_K8V4);
     fprintf(stderr, "mean KL to the reference, prefill: bf16 %.3g, k8v4 %.3g\n", bf16, k8v4);
     cr_expect(bf16 < 1e-4 && k8v4 < 1e-3);
-    real_close(&m);
+    real_model_close(&m);
 }
 
 /* One prompt token, then every other token through decoding: most positions lie in the slow tier by then. */
@@ -185,7 +147,7 @@ static double decode_kl(struct real_model *m, const struct reference *ref, enum 
     for (int i = 0, pos = 0; i < ref->n_positions; i++) {
         for (; pos < ref->at[i].pos; pos++)
             cr_assert(engine_decode(engine, &seq, &ref->tokens[pos + 1], 1) >= 0);
-        sum += divergence(ref, i, sequence_logits(seq), m->n_vocab);
+        sum += divergence(ref, i, sequence_logits(seq), n_vocab(m));
     }
     sequence_free(seq);
     engine_free(engine);
@@ -197,28 +159,28 @@ Test(engine_model, test_decode_logits_against_transformers)
     static struct reference ref;
     struct real_model m;
     read_reference(&ref);
-    cr_assert(real_open(&m, 2, CPU_ISA_AUTO));
+    cr_assert(real_model_open(&m, 2, CPU_ISA_AUTO));
     const double bf16 = decode_kl(&m, &ref, KV_FORMAT_BF16, INT32_MAX), k8v4 = decode_kl(&m, &ref, KV_FORMAT_K8V4, INT32_MAX);
     fprintf(stderr, "mean KL to the reference, decoding, everything fetched: bf16 %.3g, k8v4 %.3g\n", bf16, k8v4);
     cr_expect(bf16 < 1e-4 && k8v4 < 1e-3);
-    real_close(&m);
+    real_model_close(&m);
 }
 
 /* ---- the same bits ---- */
 
-static void random_tokens(int32_t *tokens, int n, int n_vocab)
+static void random_tokens(int32_t *tokens, int n, int vocab)
 {
     uint64_t state = 3;
     for (int i = 0; i < n; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = i > 60 && state >> 62 == 0 ? tokens[i - 50] : (int32_t)((state >> 33) % (uint64_t)n_vocab);
+        tokens[i] = i > 60 && state >> 62 == 0 ? tokens[i - 50] : (int32_t)((state >> 33) % (uint64_t)vocab);
     }
 }
 
 /* Logits behind the prompt and behind each of n_decode tokens. */
 static float *logits_of(struct real_model *m, const struct engine_config *config, const int32_t *tokens, int n_prompt, int n_decode)
 {
-    const size_t row = (size_t)m->n_vocab;
+    const size_t row = (size_t)n_vocab(m);
     float *logits = malloc((size_t)(n_decode + 1) * row * sizeof(float));
     struct engine *engine = open_engine(m, config);
     struct sequence *seq = prefilled(engine, tokens, n_prompt, n_decode);
@@ -237,7 +199,7 @@ static void expect_same(struct real_model *m, const struct engine_config *config
                         const char *what)
 {
     float *got = logits_of(m, config, tokens, n_prompt, n_decode);
-    cr_expect(memcmp(want, got, (size_t)(n_decode + 1) * (size_t)m->n_vocab * sizeof(float)) == 0, "%s differs", what);
+    cr_expect(memcmp(want, got, (size_t)(n_decode + 1) * (size_t)n_vocab(m) * sizeof(float)) == 0, "%s differs", what);
     free(got);
 }
 
@@ -247,8 +209,8 @@ Test(engine_model, test_same_bits_for_chunks_threads_and_orders)
     static const int chunks[] = {64, 128, MAX_TOKENS};
     static int32_t tokens[N_PROMPT + N_DECODE];
     struct real_model one, two;
-    cr_assert(real_open(&one, 1, CPU_ISA_AUTO) && real_open(&two, 2, CPU_ISA_AUTO));
-    random_tokens(tokens, N_PROMPT + N_DECODE, one.n_vocab);
+    cr_assert(real_model_open(&one, 1, CPU_ISA_AUTO) && real_model_open(&two, 2, CPU_ISA_AUTO));
+    random_tokens(tokens, N_PROMPT + N_DECODE, n_vocab(&one));
     struct engine_config config = default_config();
     float *want = logits_of(&two, &config, tokens, N_PROMPT, N_DECODE);
     expect_same(&one, &config, tokens, N_PROMPT, N_DECODE, want, "one thread");
@@ -260,8 +222,8 @@ Test(engine_model, test_same_bits_for_chunks_threads_and_orders)
     config.chunk = 200;
     expect_same(&two, &config, tokens, N_PROMPT, N_DECODE, want, "chunk-major");
     free(want);
-    real_close(&one);
-    real_close(&two);
+    real_model_close(&one);
+    real_model_close(&two);
 }
 
 /* The prompt is short: one whole block and a part, with everything but a few tokens slow. Plain C is slow, so it has a prompt without a whole block, in one format (the tiny models of
@@ -276,26 +238,26 @@ Test(engine_model, test_same_bits_for_instruction_sets)
     config.recent = 0;
     config.budget = 40;
     config.fetch = 48;
-    cr_assert(real_open(&best, 2, CPU_ISA_AUTO));
-    random_tokens(tokens, N_PROMPT + N_DECODE, best.n_vocab);
+    cr_assert(real_model_open(&best, 2, CPU_ISA_AUTO));
+    random_tokens(tokens, N_PROMPT + N_DECODE, n_vocab(&best));
     for (int format = 0; format < KV_FORMAT_COUNT; format += 2) {
         config.format = format;
         float *want = logits_of(&best, &config, tokens, N_PROMPT, N_DECODE);
         for (int i = 0; i < 2; i++) {
-            if (!real_open(&m, 2, isas[i]))
+            if (!real_model_open(&m, 2, isas[i]))
                 continue;
             expect_same(&m, &config, tokens, N_PROMPT, N_DECODE, want, "instruction set");
-            real_close(&m);
+            real_model_close(&m);
         }
         free(want);
     }
     config.format = KV_FORMAT_K8V4;
     float *want = logits_of(&best, &config, tokens, N_PLAIN, N_DECODE);
-    cr_assert(real_open(&m, 2, CPU_ISA_PLAIN));
+    cr_assert(real_model_open(&m, 2, CPU_ISA_PLAIN));
     expect_same(&m, &config, tokens, N_PLAIN, N_DECODE, want, "plain C");
-    real_close(&m);
+    real_model_close(&m);
     free(want);
-    real_close(&best);
+    real_model_close(&best);
 }
 
 Test(engine_model, test_same_bits_in_a_batch)
@@ -309,8 +271,8 @@ Test(engine_model, test_same_bits_in_a_batch)
     config.recent = 64;
     config.fetch = 64;
     config.budget = 64;
-    cr_assert(real_open(&m, 2, CPU_ISA_AUTO));
-    random_tokens(tokens[0], BATCH * (N_PROMPT + N_DECODE), m.n_vocab);
+    cr_assert(real_model_open(&m, 2, CPU_ISA_AUTO));
+    random_tokens(tokens[0], BATCH * (N_PROMPT + N_DECODE), n_vocab(&m));
     struct engine *engine = open_engine(&m, &config);
     for (int i = 0; i < BATCH; i++) {
         want[i] = logits_of(&m, &config, tokens[i], N_PROMPT, N_DECODE);
@@ -322,14 +284,14 @@ Test(engine_model, test_same_bits_in_a_batch)
             next[i] = tokens[i][N_PROMPT + step];
         cr_assert(engine_decode(engine, seqs, next, BATCH) >= 0);
         for (int i = 0; i < BATCH; i++)
-            cr_expect(memcmp(sequence_logits(seqs[i]), want[i] + (size_t)(step + 1) * (size_t)m.n_vocab, (size_t)m.n_vocab * sizeof(float)) == 0);
+            cr_expect(memcmp(sequence_logits(seqs[i]), want[i] + (size_t)(step + 1) * (size_t)n_vocab(&m), (size_t)n_vocab(&m) * sizeof(float)) == 0);
     }
     for (int i = 0; i < BATCH; i++) {
         sequence_free(seqs[i]);
         free(want[i]);
     }
     engine_free(engine);
-    real_close(&m);
+    real_model_close(&m);
 }
 
 /* ---- memory ---- */
@@ -357,8 +319,8 @@ Test(engine_model, test_peaks_by_tag)
     static const int lengths[] = {600, 1500};
     static int32_t tokens[1500];
     struct real_model m;
-    cr_assert(real_open(&m, 2, CPU_ISA_AUTO));
-    random_tokens(tokens, 1500, m.n_vocab);
+    cr_assert(real_model_open(&m, 2, CPU_ISA_AUTO));
+    random_tokens(tokens, 1500, n_vocab(&m));
     const struct model_config *c = &m.model->config;
     for (int i = 0; i < 2; i++) {
         struct device_memory_stats layer, chunk;
@@ -369,5 +331,5 @@ Test(engine_model, test_peaks_by_tag)
         cr_expect(chunk.peak[MEM_ACTIVE_KV] == one_layer * (size_t)c->n_layers);
         cr_expect(layer.peak[MEM_FAST] == chunk.peak[MEM_FAST]);
     }
-    real_close(&m);
+    real_model_close(&m);
 }
