@@ -8,7 +8,7 @@ struct named_value {
     int64_t n;
 };
 
-/* Figures of one row of the result in one task. Plain data; row_scores_init zeroes it, row_scores_fini frees the list of divergences. */
+/* Figures of one row of the result in one task. Zeroed at first; task_scores_fini frees the list of divergences. */
 struct task_scores {
     int64_t n;                        /* positions compared (TASK_KL) */
     double kl, jsd, nll;              /* sums over them */

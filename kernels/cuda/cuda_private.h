@@ -75,7 +75,7 @@ int device_wait_stream(const struct device *device, cudaStream_t stream);
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory);
 int stream_temp_end(struct stream *s, int result);
 
-/* The device's fixed scratch, from now on this stream's: it waits for whoever had it. stream_fixed_end when all work on it has been submitted. */
+/* The device's fixed scratch, from now on this stream's: it waits for whoever had it, until another stream asks: then what this one has submitted comes first. */
 int stream_fixed(struct stream *s, void **ret_memory);
 
 /* What is left at this address of the piece that it was registered with; SIZE_MAX where it was not. A copy must not cross from one registered piece into the next. */

@@ -119,7 +119,7 @@ void worker_free(struct worker *worker); /* has no requests */
 void worker_forget_lost(struct route *route, const char *name, const struct worker *except);
 bool worker_takes(const struct worker *worker); /* ready, with room */
 const char *worker_state_name(enum worker_state state);
-/* Its requests go to the moving list, from where worker_settle_moved takes them. */
+/* Its requests go to the moving list, from where request_settle_moved takes them. */
 void worker_set_lost(struct worker *worker, const char *why);
 void worker_set_unhealthy(struct worker *worker);
 

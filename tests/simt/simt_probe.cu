@@ -1,4 +1,4 @@
-/* Small kernels that test_simt.cpp runs: each uses one thing that the emulator gives, and each planted bug is one that it must find. */
+/* Small kernels that test_simt.c runs: each uses one thing that the emulator gives, and each planted bug is one that it must find. */
 #include "tests/simt/simt_probe.cuh"
 #include "kernels/cuda/ptx.cuh"
 

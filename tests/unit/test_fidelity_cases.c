@@ -1,6 +1,6 @@
 /* Text and seed to cases: what is asked, where it stands, and that the same seed asks the same. The tokenizer knows some words whole. */
 #include "bench/fidelity/make_cases.h"
-#include "proto/base/json_write.h"
+#include "tests/unit/tiny_tokenizer.h"
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
@@ -11,7 +11,6 @@
 static const char *const words[] = {"tide", "pool", "stone", "water", "light", "green", "north", "shore", "storm", "bird"};
 enum { N_WORDS = 10 };
 
-static const char byte_level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}";
 static const char space[] = "\xc4\xa0"; /* as the vocabulary spells it */
 
 /* Printable characters, space and line feed, then every beginning of a word, then the words with a space in front. */
@@ -61,36 +60,10 @@ static void write_merges(struct json_writer *w)
     json_write_array_end(w);
 }
 
-static struct tokenizer *open_tokenizer(void)
+static void write_added(struct json_writer *w)
 {
-    struct tokenizer *tok = NULL;
-    struct json_writer w;
-    struct error err = {""};
-    struct buf text;
-    buf_init(&text, 1 << 20);
-    json_write_begin(&w, &text);
-    json_write_object(&w);
-    json_write_kstr(&w, "version", "1.0");
-    json_write_karray(&w, "added_tokens");
-    json_write_array_end(&w);
-    json_write_knull(&w, "normalizer");
-    json_write_key(&w, "pre_tokenizer");
-    json_write_raw(&w, byte_level, strlen(byte_level));
-    json_write_knull(&w, "post_processor");
-    json_write_key(&w, "decoder");
-    json_write_raw(&w, byte_level, strlen(byte_level));
-    json_write_kobject(&w, "model");
-    json_write_kstr(&w, "type", "BPE");
-    json_write_key(&w, "vocab");
-    write_vocab(&w);
-    json_write_key(&w, "merges");
-    write_merges(&w);
-    json_write_object_end(&w);
-    json_write_object_end(&w);
-    cr_assert_eq(json_write_end(&w), 0);
-    cr_assert_eq(tokenizer_open_json((const char *)text.data, text.len, &tok, &err), 0, "%s", err.text);
-    buf_fini(&text);
-    return tok;
+    json_write_array(w);
+    json_write_array_end(w);
 }
 
 static char path[64];
@@ -115,7 +88,7 @@ static void setup_news(void)
         strcat(strcat(strcat(line, "The "), words[i % N_WORDS]), " and the water of the tide pool rose. ");
     strcat(line, "Some 1234 numbers make this sentence useless as filler text.\"}\n");
     write_texts(line);
-    tok = open_tokenizer();
+    tok = bpe_tokenizer_open(write_added, write_vocab, write_merges);
     struct error err;
     cr_assert_eq(text_source_load(&source, path, tok, &err), 0, "%s", err.text);
     params = (struct case_params){.source = &source, .tok = tok, .seed = 7};
@@ -234,7 +207,7 @@ Test(fidelity_ruler, test_questions_of_the_file_are_used)
     struct case_set set;
     struct error err;
     write_texts("{\"index\": 0, \"input\": \"The tide pool hides 77.\\nWhat number hides the pool? The number is\", \"outputs\": [\"77\", \"78\"]}\n");
-    tok = open_tokenizer();
+    tok = bpe_tokenizer_open(write_added, write_vocab, write_merges);
     cr_assert_eq(text_source_load(&source, path, tok, &err), 0, "%s", err.text);
     params = (struct case_params){.source = &source, .tok = tok};
     case_set_init(&set, TASK_NEEDLE);
@@ -257,7 +230,7 @@ Test(fidelity_ruler, test_bad_files_are_refused_with_the_line)
         {"not json\n", "line 1", -EINVAL},
         {"{\"other\": 1}\n\n", "no line has", -ENOTSUP},
     };
-    tok = open_tokenizer();
+    tok = bpe_tokenizer_open(write_added, write_vocab, write_merges);
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         struct error err = {""};
         write_texts(files[i].text);

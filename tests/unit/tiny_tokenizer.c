@@ -1,6 +1,5 @@
 #include "tiny_tokenizer.h"
 #include "proto/base/base_assert.h"
-#include "proto/base/json_write.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -36,20 +35,29 @@ static void write_vocab(struct json_writer *w)
     json_write_object_end(w);
 }
 
-static void write_model(struct json_writer *w)
+static void write_merges(struct json_writer *w)
 {
-    json_write_object(w);
-    json_write_kstr(w, "type", "BPE");
-    json_write_key(w, "vocab");
-    write_vocab(w);
-    json_write_karray(w, "merges");
+    json_write_array(w);
     json_write_str(w, "h e");
     json_write_str(w, "\xc4\xa0 a");
     json_write_array_end(w);
-    json_write_object_end(w);
+}
+
+static void write_added(struct json_writer *w)
+{
+    json_write_array(w);
+    write_special(w, TINY_IM_START, "<|im_start|>");
+    write_special(w, TINY_IM_END, "<|im_end|>");
+    write_special(w, TINY_BOS, "<s>");
+    json_write_array_end(w);
 }
 
 struct tokenizer *tiny_tokenizer_open(void)
+{
+    return bpe_tokenizer_open(write_added, write_vocab, write_merges);
+}
+
+struct tokenizer *bpe_tokenizer_open(json_part_fn *added, json_part_fn *vocab, json_part_fn *merges)
 {
     static const char byte_level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}";
     struct tokenizer *tok = NULL;
@@ -60,19 +68,21 @@ struct tokenizer *tiny_tokenizer_open(void)
     json_write_begin(&w, &text);
     json_write_object(&w);
     json_write_kstr(&w, "version", "1.0");
-    json_write_karray(&w, "added_tokens");
-    write_special(&w, TINY_IM_START, "<|im_start|>");
-    write_special(&w, TINY_IM_END, "<|im_end|>");
-    write_special(&w, TINY_BOS, "<s>");
-    json_write_array_end(&w);
+    json_write_key(&w, "added_tokens");
+    added(&w);
     json_write_knull(&w, "normalizer");
     json_write_key(&w, "pre_tokenizer");
     json_write_raw(&w, byte_level, strlen(byte_level));
     json_write_knull(&w, "post_processor");
     json_write_key(&w, "decoder");
     json_write_raw(&w, byte_level, strlen(byte_level));
-    json_write_key(&w, "model");
-    write_model(&w);
+    json_write_kobject(&w, "model");
+    json_write_kstr(&w, "type", "BPE");
+    json_write_key(&w, "vocab");
+    vocab(&w);
+    json_write_key(&w, "merges");
+    merges(&w);
+    json_write_object_end(&w);
     json_write_object_end(&w);
     ASSERT(json_write_end(&w) == 0);
     ASSERT(tokenizer_open_json((const char *)text.data, text.len, &tok, &err) == 0);

@@ -4,7 +4,7 @@
 #include "proto/base/error.h"
 #include <stdbool.h>
 
-/* The tensors that the supported architectures have. Those from LAYER_FIRST on are there once a layer. */
+/* The tensors that the supported architectures have. Those from TENSOR_LAYER_FIRST on are there once a layer. */
 enum tensor_role {
     TENSOR_EMBEDDING,
     TENSOR_FINAL_NORM,
