@@ -199,6 +199,44 @@ Test(reads_emulated, few_calls_copy_many_slices)
     expect_copies("behind the prefix", 0, LAYERS, LAYERS * BLOCKS);
 }
 
+static uint64_t allocations(void)
+{
+    struct device_memory_stats stats;
+    side.f.dev->memory_stats(side.f.device, &stats);
+    return stats.n_allocations;
+}
+
+/* Decodes the answer. Where the answer's block is made, and where it has moved to the pool, nothing is allocated or given back when `same`: either may wait for the device. */
+static void decode_answer(struct engine *engine, struct sequence *seq, bool same)
+{
+    const uint64_t before = allocations();
+    struct sequence_stats stats;
+    for (int i = 0; i < ANSWER; i++) {
+        fixture_decode(engine, seq, tokens[PROMPT + i]);
+        loop_poll(side_store.loop);
+        cr_expect(!same || allocations() == before, "step %d", i);
+    }
+    sequence_stats(seq, &stats);
+    cr_expect(stats.private_blocks == 0, "the block has moved");
+}
+
+Test(reads_emulated, steps_use_memory_again)
+{
+    struct engine_config config = fixture_config();
+    config.recent = 0;
+    struct engine *engine = fixture_engine(&side.f, &config, side.client);
+    const struct fixture_run run = {.tokens = tokens, .n_prompt = PROMPT, .n_decode = ANSWER};
+    struct sequence *first = fixture_prefilled(engine, &run), *second = fixture_prefilled(engine, &run);
+    decode_answer(engine, first, false);
+    decode_answer(engine, second, true);
+    sequence_free(first);
+    sequence_free(second);
+    struct device_memory_stats stats;
+    side.f.dev->memory_stats(side.f.device, &stats);
+    cr_expect_eq(stats.now[MEM_INDEX], 0);
+    engine_free(engine);
+}
+
 /* The test tested: with a kernel that reads the pool where it lies it does not pass. */
 Test(reads_emulated, any_other_kernel_faults, .signal = SIGABRT)
 {

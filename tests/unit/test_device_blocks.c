@@ -65,6 +65,7 @@ Test(device_blocks, test_users_share_one_index)
     device_blocks_drop(blocks, third);
     device_blocks_drop(blocks, other);
     device_blocks_drop(blocks, NULL);
+    device_slabs_trim(device_blocks_slabs(blocks));
     cr_assert_eq(index_now(), 0);
 }
 
@@ -104,6 +105,7 @@ Test(device_blocks, test_a_block_being_written_is_nobody_elses)
     cr_assert(use(1, 12) == mine);
     device_blocks_drop(blocks, mine);
     device_blocks_drop(blocks, mine);
+    device_slabs_trim(device_blocks_slabs(blocks));
     cr_assert_eq(index_now(), 0);
 }
 
@@ -151,5 +153,6 @@ Test(device_blocks, test_no_memory_for_an_index_is_an_error)
     cr_assert_eq(known->id, id);
     device_blocks_drop(blocks, known);
     device_blocks_drop(blocks, b);
+    device_slabs_trim(device_blocks_slabs(blocks));
     cr_assert_eq(index_now(), 0);
 }

@@ -125,7 +125,7 @@ static int decode_staged(struct sequence *seq, int block)
         }
         r = slice_staging_load(e, n);
         if (r >= 0)
-            r = slice_staging_begin(e);
+            r = slice_staging_begin(e, false);
         if (r >= 0)
             r = m->ops->block_decode(m->stream, e->slices + layer, n);
         r = slice_staging_end(e, r);

@@ -43,13 +43,14 @@ static bool adopt(struct sequence *seq, int block, const struct kv_lease *lease)
     seq->leases[block] = *lease;
     b->place = BLOCK_SEALED;
     b->data = lease->data;
+    b->piece = (struct device_piece){0};
     int r = device_index_take(seq, block);
     if (r == -ENOMEM) {
         *b = extent;
         sequence_commit(seq, seq->committed_bytes, seq->n_indices - n_indices);
         return false;
     }
-    sequence_extent_free(seq, extent.data);
+    sequence_extent_free(seq, &extent);
     sequence_commit(seq, seq->committed_bytes - seq->plan.block_bytes[block == 0], seq->n_indices);
     if (r >= 0)
         r = device_index_load(seq, block);

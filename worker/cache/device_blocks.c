@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { INDEX_SPARES = 1 /* empty slabs: they are large */ };
+
 struct entry {
     struct device_block block; /* the first member: what users hold */
     struct device_piece piece; /* block.index */
@@ -87,7 +89,7 @@ int device_blocks_create(const struct device_ops *dev, struct device *device, si
     struct device_blocks *t = calloc(1, sizeof(*t));
     if (!t)
         return -ENOMEM;
-    const int r = index_bytes ? device_slabs_create(dev, device, MEM_INDEX, index_bytes, slab_pieces, &t->slabs) : 0;
+    const int r = index_bytes ? device_slabs_create(dev, device, MEM_INDEX, index_bytes, slab_pieces, INDEX_SPARES, &t->slabs) : 0;
     if (r < 0) {
         free(t);
         return r;

@@ -7,7 +7,7 @@ struct device_slab {
     uint8_t *memory;
     uint64_t vacant;                   /* a bit a piece */
     int n_used;
-    struct device_slab *before, *after; /* among those with vacant pieces */
+    struct device_slab *before, *after; /* among those with vacant pieces, or (after) the empty ones */
 };
 
 struct device_slabs {
@@ -18,16 +18,17 @@ struct device_slabs {
     int n_pieces;
     int n_used;                        /* slabs with pieces in use */
     struct device_slab *open;          /* of them those with vacant pieces */
-    struct device_slab *spare;         /* the one without, or NULL */
+    struct device_slab *spare;         /* those without */
+    int n_spare, spares_max;
 };
 
-int device_slabs_create(const struct device_ops *dev, struct device *device, enum mem_tag tag, size_t piece_bytes, int pieces, struct device_slabs **ret_slabs)
+int device_slabs_create(const struct device_ops *dev, struct device *device, enum mem_tag tag, size_t piece_bytes, int pieces, int spares, struct device_slabs **ret_slabs)
 {
     ASSERT(piece_bytes > 0 && pieces >= 1 && pieces <= DEVICE_SLAB_PIECES_MAX);
     struct device_slabs *s = calloc(1, sizeof(*s));
     if (!s)
         return -ENOMEM;
-    *s = (struct device_slabs){.dev = dev, .device = device, .tag = tag, .piece_bytes = piece_bytes, .n_pieces = pieces};
+    *s = (struct device_slabs){.dev = dev, .device = device, .tag = tag, .piece_bytes = piece_bytes, .n_pieces = pieces, .spares_max = spares};
     *ret_slabs = s;
     return 0;
 }
@@ -85,14 +86,21 @@ static void slab_free(struct device_slabs *s, struct device_slab *slab)
     free(slab);
 }
 
+static struct device_slab *spare_pop(struct device_slabs *s)
+{
+    struct device_slab *slab = s->spare;
+    s->spare = slab->after;
+    s->n_spare--;
+    return slab;
+}
+
 /* One that has a vacant piece is open and used from here on. */
 static int slab_open(struct device_slabs *s)
 {
-    struct device_slab *slab = s->spare;
+    struct device_slab *slab = s->spare ? spare_pop(s) : NULL;
     const int r = slab ? 0 : slab_create(s, &slab);
     if (r < 0)
         return r;
-    s->spare = NULL;
     s->n_used++;
     open_link(s, slab);
     return 0;
@@ -127,12 +135,13 @@ void device_slabs_give(struct device_slabs *s, struct device_piece piece)
         return;
     open_unlink(s, slab);
     s->n_used--;
-    if (s->spare)
+    if (s->n_spare == s->spares_max) {
         slab_free(s, slab);
-    else
-        s->spare = slab;
-    if (s->n_used == 0)
-        device_slabs_trim(s);
+        return;
+    }
+    slab->after = s->spare;
+    s->spare = slab;
+    s->n_spare++;
 }
 
 size_t device_slabs_used(const struct device_slabs *s)
@@ -142,13 +151,11 @@ size_t device_slabs_used(const struct device_slabs *s)
 
 size_t device_slabs_spare(const struct device_slabs *s)
 {
-    return s && s->spare ? slab_bytes(s) : 0;
+    return s ? (size_t)s->n_spare * slab_bytes(s) : 0;
 }
 
 void device_slabs_trim(struct device_slabs *s)
 {
-    if (!s || !s->spare)
-        return;
-    slab_free(s, s->spare);
-    s->spare = NULL;
+    while (s && s->spare)
+        slab_free(s, spare_pop(s));
 }

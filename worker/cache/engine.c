@@ -12,6 +12,7 @@ enum {
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
     COMPARE_BYTES = 256 << 10,   /* of a private block beside the pool's, at a time */
     LOAD_STAGING = 256 << 20,    /* of a prompt's cached slices on their way in: a layer of 131,072 tokens of Llama-3.1-8B is 210 MB in K8V4 */
+    EXTENT_SPARES = 4,           /* private blocks whose memory is kept for the next ones */
     INDEX_SLAB = 16 << 20,       /* of index copies in one allocation: 14 blocks of Llama-3.1-8B */
     LOAD_GROUP = 4 << 20,        /* of them under one event: long beside what an event and a wait cost, short beside a layer */
     /* Part of the fingerprint: raise it when the arithmetic behind a block's bytes changes, so that blocks of an older build are not mixed in. */
@@ -200,6 +201,8 @@ static int alloc_device(struct engine *engine)
         r = block_writes_open(engine);
     if (r >= 0 && s->device_blocks)
         r = device_blocks_create(m->dev, m->device, s->index, s->index_pieces, &engine->device_blocks);
+    if (r >= 0 && s->device_blocks)
+        r = device_slabs_create(m->dev, m->device, MEM_STAGING, round64(engine->layout.block_bytes[0]), 1, EXTENT_SPARES, &engine->extents);
     if (r < 0)
         return r;
     m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
@@ -364,6 +367,7 @@ void engine_free(struct engine *engine)
     free(engine->positions);
     free(engine->dst);
     const struct model *m = engine->model;
+    device_slabs_free(engine->extents);
     device_blocks_free(engine->device_blocks);
     if (engine->op_scratch)
         m->dev->stream_scratch(m->stream, NULL, 0);

@@ -83,6 +83,9 @@ int sequence_plan_choose(const struct engine *engine, struct sequence_plan *plan
 int engine_bytes_fit(const struct engine *engine, size_t bytes, int n_indices, struct error *err);
 /* Everything that is promised: fixed_bytes, committed_bytes and the slabs of index copies. */
 size_t engine_promised_bytes(const struct engine *engine);
+/* Empty slabs, which nobody was promised. */
+size_t engine_spare_bytes(const struct engine *engine);
+void engine_trim(struct engine *engine);
 
 /* ---- engine (engine.c) ---- */
 /* What the engine holds under MEM_WORKSPACE and MEM_STAGING, in bytes, but for the floats of the scratch's three parts. */
@@ -115,6 +118,7 @@ struct slice_staging {
         struct device_event *loaded, *used, *left;
     } halves[STAGING_HALVES];
     int half;                     /* at work, or the next */
+    int newest;                   /* that slices have left last */
 };
 
 /* Slices on their way to the pool (block_writes.c). */
@@ -182,6 +186,7 @@ struct engine {
     struct page_counts *host_counts; /* [max_batch] */
     uint16_t *mask_rows;          /* [n_kv_heads, max_context / SUBPAGE_TOKENS] masks of one layer on their way to the device */
     struct device_blocks *device_blocks; /* NULL where the host's memory is the device's */
+    struct device_slabs *extents; /* of private blocks, one a slab, but for blocks 0, which are longer; there, too: blocks of answers come and go, and no step is to wait for that */
 
     struct page_cache *page_cache; /* what a device would hold, counted by the host where it reads the device's memory; or NULL */
     struct device_pages pages;
@@ -273,6 +278,7 @@ struct block_copy;
 struct sequence_block {
     enum block_place place;
     uint8_t *data;           /* the extent */
+    struct device_piece piece; /* that a private one is, of engine->extents */
     struct device_block *device; /* what the device knows of it in the pool; NULL: nothing, or it is not there */
     struct block_move *move; /* on its way to the pool, or NULL */
     bool keep;               /* never moved: the pool has something else under its key */
@@ -302,8 +308,8 @@ struct block_params sequence_block_params(struct sequence *seq, int layer, int b
 /* Leases the longest sealed run of keys[first..last-1] and returns its length. A store that does not answer in time has nothing. */
 int sequence_blocks_lookup(struct sequence *seq, int first, int last, uint64_t end_us);
 int sequence_block_alloc_private(struct sequence *seq, int block);
-/* The memory of a private block; its place is the caller's concern. */
-void sequence_extent_free(struct sequence *seq, uint8_t *extent);
+/* The memory of a private block, as it was; what is in its place is the caller's concern. Only the model's stream uses it still. */
+void sequence_extent_free(struct sequence *seq, const struct sequence_block *block);
 /* Starts moving a complete private block to the pool; never waits, and when the store does not take it the block stays where it is. */
 void block_move_start(struct sequence *seq, int block);
 /* Once a step: seals what has arrived in the pool, and tries again with one block that is still private. Behind a refusal it waits for more and more steps. */
@@ -326,8 +332,8 @@ uint8_t *slice_staging_at(const struct engine *engine, int i);
 struct device_copy slice_copy_in(const struct sequence *seq, int layer, int block, uint8_t *to);
 /* The half at work is loaded by engine->copies, n of them, which find in the pool what has been submitted for it. At most once, before begin. */
 int slice_staging_load(struct engine *engine, int n);
-/* From begin to end ops on the model's stream read and write the half. `result`: of what was done in between; returned if it is negative. */
-int slice_staging_begin(struct engine *engine);
+/* From begin to end ops on the model's stream read and, with `writes`, write the half. `result`: of what was done in between; returned if it is negative. */
+int slice_staging_begin(struct engine *engine, bool writes);
 int slice_staging_end(struct engine *engine, int result);
 /* In place of end: slices leave by engine->copies, n of them. */
 int slice_staging_leave(struct engine *engine, int n);

@@ -143,7 +143,7 @@ int page_traffic_end(struct engine *e, struct sequence **sequences, int n)
 /* What admission leaves; sequences come first. */
 static size_t capacity(const struct engine *e)
 {
-    const size_t limit = e->config.memory_limit, held = engine_promised_bytes(e) + device_slabs_spare(device_blocks_slabs(e->device_blocks));
+    const size_t limit = e->config.memory_limit, held = engine_promised_bytes(e) + engine_spare_bytes(e);
     const size_t left = limit == 0 ? e->config.page_cache : limit > held ? limit - held : 0;
     return e->config.page_cache < left ? e->config.page_cache : left;
 }

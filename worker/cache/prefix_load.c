@@ -129,7 +129,7 @@ static int decode_staged(struct sequence *seq, int layer, int first, int n)
     }
     int r = slice_staging_load(e, n);
     if (r >= 0)
-        r = slice_staging_begin(e);
+        r = slice_staging_begin(e, false);
     if (r >= 0)
         r = decode_blocks(seq, n);
     return slice_staging_end(e, r);

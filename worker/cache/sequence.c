@@ -199,7 +199,7 @@ uint32_t sequence_tag(const struct sequence *seq)
     return seq->tag;
 }
 
-/* The spare slab goes when its memory is promised to somebody. */
+/* Spare slabs go when their memory is promised to somebody. */
 void sequence_commit(struct sequence *seq, size_t bytes, int n_indices)
 {
     struct engine *e = seq->engine;
@@ -207,8 +207,8 @@ void sequence_commit(struct sequence *seq, size_t bytes, int n_indices)
     e->n_indices += n_indices - seq->n_indices;
     seq->committed_bytes = bytes;
     seq->n_indices = n_indices;
-    if (e->config.memory_limit && engine_promised_bytes(e) + device_slabs_spare(device_blocks_slabs(e->device_blocks)) > e->config.memory_limit)
-        device_slabs_trim(device_blocks_slabs(e->device_blocks));
+    if (e->config.memory_limit && engine_promised_bytes(e) + engine_spare_bytes(e) > e->config.memory_limit)
+        engine_trim(e);
     page_traffic_fit(e);
 }
 
@@ -245,8 +245,9 @@ void sequence_free(struct sequence *seq)
     m->dev->free(m->device, seq->kept_device);
     m->dev->free(m->device, seq->fast);
     sequence_blocks_fini(seq);
+    if (--seq->engine->n_sequences == 0)
+        engine_trim(seq->engine);
     sequence_commit(seq, 0, 0);
-    seq->engine->n_sequences--;
     free(seq->prompt_logprobs);
     free(seq->n_prompt_pages);
     free(seq->head_first);

@@ -123,21 +123,28 @@ static void reserve_rest(struct sequence *seq, uint64_t end_us)
 
 int sequence_block_alloc_private(struct sequence *seq, int block)
 {
-    const struct model *m = seq->engine->model;
+    const struct engine *e = seq->engine;
+    const struct model *m = e->model;
+    struct device_piece piece = {0};
     void *data;
-    int r = m->dev->alloc(m->device, MEM_STAGING, seq->plan.block_bytes[block == 0], &data);
+    const bool pooled = e->extents && block > 0;
+    const int r = pooled ? device_slabs_take(e->extents, &piece) : m->dev->alloc(m->device, MEM_STAGING, seq->plan.block_bytes[block == 0], &data);
     if (r < 0)
         return r;
     seq->blocks[block].place = BLOCK_PRIVATE;
-    seq->blocks[block].data = data;
+    seq->blocks[block].data = pooled ? piece.memory : data;
+    seq->blocks[block].piece = piece;
     seq->stats.private_blocks++;
     return 0;
 }
 
-void sequence_extent_free(struct sequence *seq, uint8_t *extent)
+void sequence_extent_free(struct sequence *seq, const struct sequence_block *block)
 {
     const struct model *m = seq->engine->model;
-    m->dev->free(m->device, extent);
+    if (block->piece.memory)
+        device_slabs_give(seq->engine->extents, block->piece);
+    else
+        m->dev->free(m->device, block->data);
     seq->stats.private_blocks--;
 }
 
@@ -230,7 +237,7 @@ void sequence_blocks_fini(struct sequence *seq)
             block_move_orphan(block->move);
         device_index_drop(seq, b);
         if (block->place == BLOCK_PRIVATE)
-            sequence_extent_free(seq, block->data);
+            sequence_extent_free(seq, block);
         else if (block->place != BLOCK_ABSENT)
             kv_client_release(seq->engine->store, &seq->leases[b], 1);
         block->place = BLOCK_ABSENT;
@@ -296,7 +303,7 @@ int sequence_blocks_complete(struct sequence *seq, int layer, int first, int n)
         else
             e->slices[--decoded] = p;
     }
-    int r = n_staged ? slice_staging_begin(e) : 0;
+    int r = n_staged ? slice_staging_begin(e, n_coded > 0) : 0;
     if (r >= 0)
         r = m->ops->block_encode(m->stream, e->slices, n_coded, e->attended, seq->bad);
     if (r >= 0 && e->attended)

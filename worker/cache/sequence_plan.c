@@ -248,6 +248,17 @@ size_t sequence_plan_peak_bytes(const struct engine *engine, const struct sequen
     return prefill > decode ? prefill : decode;
 }
 
+size_t engine_spare_bytes(const struct engine *engine)
+{
+    return device_slabs_spare(device_blocks_slabs(engine->device_blocks)) + device_slabs_spare(engine->extents);
+}
+
+void engine_trim(struct engine *engine)
+{
+    device_slabs_trim(device_blocks_slabs(engine->device_blocks));
+    device_slabs_trim(engine->extents);
+}
+
 int engine_bytes_fit(const struct engine *engine, size_t bytes, int n_indices, struct error *err)
 {
     const size_t limit = engine->config.memory_limit, alone = bytes + engine_slabs_bytes(engine, n_indices);

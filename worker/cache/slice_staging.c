@@ -1,8 +1,8 @@
 /* Slices between the pool and the device, in memory of the device: two halves of as many slices as a chunk completes blocks, used in turn, so that one is filled or leaves while the other is at work.
  * A kernel that reads the pool word by word, or writes to it, slows down all others beside it; copies take next to nothing.
  *
- *   stream in    waits for `used` of the half, and for `left` of both: what comes in may be a block that has just gone out; copies slices in by one call   -> loaded
- *   compute      waits for `loaded` and `left`, reads and writes the half                 -> used
+ *   stream in    waits for `used` of the half, and for the newest `left`, for what comes in may be a block that has just gone out; copies slices in by one call   -> loaded
+ *   compute      waits for `loaded`, where it writes for `left`; reads and writes the half -> used
  *   stream out   waits for `used`, copies slices out by one call                          -> left
  *
  * A half is loaded, if at all, before `begin`; until then nothing of it is at work, so whoever fails in between leaves nothing behind that the next user would not wait for. Behind `begin` comes an end,
@@ -62,19 +62,21 @@ int slice_staging_load(struct engine *e, int n)
     const struct device_ops *dev = e->model->dev;
     struct staging_half *half = half_at_work(e);
     int r = dev->stream_wait(e->in, half->used);
-    for (int i = 0; r >= 0 && i < STAGING_HALVES; i++)
-        r = dev->stream_wait(e->in, e->staging.halves[i].left);
+    if (r >= 0)
+        r = dev->stream_wait(e->in, e->staging.halves[e->staging.newest].left);
     if (r >= 0)
         r = dev->copy_batch(e->in, e->copies, n);
     return r < 0 ? r : dev->event_record(half->loaded, e->in);
 }
 
-int slice_staging_begin(struct engine *e)
+int slice_staging_begin(struct engine *e, bool writes)
 {
     const struct device_ops *dev = e->model->dev;
     struct staging_half *half = half_at_work(e);
-    const int r = dev->stream_wait(e->model->stream, half->loaded);
-    return r < 0 ? r : dev->stream_wait(e->model->stream, half->left);
+    int r = dev->stream_wait(e->model->stream, half->loaded);
+    if (r >= 0 && writes)
+        r = dev->stream_wait(e->model->stream, half->left);
+    return r;
 }
 
 static void next_half(struct engine *e)
@@ -100,6 +102,7 @@ int slice_staging_leave(struct engine *e, int n)
         r = dev->copy_batch(e->out, e->copies, n);
     if (r >= 0)
         r = dev->event_record(half->left, e->out);
+    e->staging.newest = e->staging.half;
     next_half(e);
     return r;
 }

@@ -86,7 +86,7 @@ static int summarize_staged(struct sequence *seq, int layer, int first, int n)
         e->copies[i] = slice_copy_in(seq, layer, first + i, slice_staging_at(e, i));
     int r = slice_staging_load(e, n);
     if (r >= 0)
-        r = slice_staging_begin(e);
+        r = slice_staging_begin(e, false);
     if (r >= 0)
         r = summarize(seq, layer, first, n, true);
     return slice_staging_end(e, r);
