@@ -71,26 +71,49 @@ DEVICE int slow_blocks(const struct decode_item &item)
     return (item.slow.n_subpages + BLOCK_SUBPAGES - 1) / BLOCK_SUBPAGES;
 }
 
-/* log-sum-exp over everything that a head may attend, by the whole block. */
-DEVICE float head_total(const struct decode_args &a, const struct decode_item &item, int h, float *part)
+/* The power of two that the heads of a group are filled up to: so many neighbouring threads read one page's e. */
+DEVICE int head_lanes(int group)
 {
-    const int n_rows = item.n_row_parts[0] + item.n_row_parts[1], lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int n = 1;
+    while (n < group)
+        n *= 2;
+    return n;
+}
+
+/* Combines x over the block's threads with the same head, in a fixed order; threads 0 .. n - 1 have head 0 .. n - 1, and so has thread i head i % n. `part`: [warps, n]. Every thread gets it. */
+template <class Combine> DEVICE float head_reduce(float x, int n, float *part, Combine combine)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    for (int h = n; h < 32; h *= 2)
+        x = combine(x, __shfl_xor_sync(0xFFFFFFFFu, x, h));
+    if (lane < n)
+        part[warp * n + lane] = x;
+    __syncthreads();
+    x = part[lane % n];
+    for (int w = 1; w < CHOOSE_THREADS / 32; w++)
+        x = combine(x, part[w * n + lane % n]);
+    __syncthreads(); /* part may be written again */
+    return x;
+}
+
+/* Of each head, the log-sum-exp over everything that it may attend; by the whole block. */
+DEVICE void head_totals(const struct decode_args &a, const struct decode_item &item, float *part, float *total)
+{
+    const int n_rows = item.n_row_parts[0] + item.n_row_parts[1], n = head_lanes(a.group), h = (int)threadIdx.x % n, first = (int)threadIdx.x / n, step = CHOOSE_THREADS / n;
+    const int end_rows = h < a.group ? n_rows : 0, end_pages = h < a.group ? item.slow.n_subpages : 0;
     float m = -INFINITY, l = 0;
-    for (int i = (int)threadIdx.x; i < n_rows + item.slow.n_subpages; i += CHOOSE_THREADS)
-        m = fmaxf(m, i < n_rows ? item.ml[2 * (i * a.group + h)] : item.e[(int64_t)(i - n_rows) * a.group + h]);
-    m = warp_max(m);
-    if (lane == 0)
-        part[warp] = m;
-    __syncthreads();
-    m = warp_max(lane < CHOOSE_THREADS / 32 ? part[lane] : -INFINITY);
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < n_rows + item.slow.n_subpages; i += CHOOSE_THREADS) {
-        if (i < n_rows)
-            l = fmaf(exp_nonpositive(item.ml[2 * (i * a.group + h)] - m), item.ml[2 * (i * a.group + h) + 1], l);
-        else
-            l += exp_nonpositive(item.e[(int64_t)(i - n_rows) * a.group + h] - m);
-    }
-    return m + log_float(block_sum(l, part));
+    for (int i = first; i < end_rows; i += step)
+        m = fmaxf(m, item.ml[2 * (i * a.group + h)]);
+    for (int i = first; i < end_pages; i += step)
+        m = fmaxf(m, item.e[(int64_t)i * a.group + h]);
+    m = head_reduce(m, n, part, [](float x, float y) { return fmaxf(x, y); });
+    for (int i = first; i < end_rows; i += step)
+        l = fmaf(exp_nonpositive(item.ml[2 * (i * a.group + h)] - m), item.ml[2 * (i * a.group + h) + 1], l);
+    for (int i = first; i < end_pages; i += step)
+        l += exp_nonpositive(item.e[(int64_t)i * a.group + h] - m);
+    l = head_reduce(l, n, part, [](float x, float y) { return x + y; });
+    if ((int)threadIdx.x < a.group)
+        total[threadIdx.x] = m + log_float(l);
 }
 
 /* A block's mass is the sum of its pages'; -inf where it has none. All threads; `e` has served and takes the result. Returns how many blocks have pages. */
@@ -166,11 +189,8 @@ DEVICE void collect_last(const struct decode_item &item, int n, int *counts)
 DEVICE void page_masses(const struct decode_args &a, const struct decode_item &item, float *part, float *total)
 {
     const bool recent = a.scorer == PAGE_SCORER_RECENT;
-    for (int h = 0; !recent && h < a.group; h++) {
-        const float t = head_total(a, item, h, part);
-        if (threadIdx.x == 0)
-            total[h] = t;
-    }
+    if (!recent)
+        head_totals(a, item, part, total);
     __syncthreads();
     for (int i = (int)threadIdx.x; i < item.slow.n_subpages; i += CHOOSE_THREADS) {
         float mass = 0;
@@ -235,7 +255,7 @@ DEVICE void count_pages(const struct decode_args &a, const struct decode_item &i
 __global__ void __launch_bounds__(CHOOSE_THREADS) decode_choose_kernel(const struct decode_args a)
 {
     __shared__ struct radix_shared radix;
-    __shared__ float part[32], total[DECODE_GROUP_MAX];
+    __shared__ float part[CHOOSE_THREADS / 32 * DECODE_GROUP_MAX], total[DECODE_GROUP_MAX];
     __shared__ int counts[CHOOSE_THREADS / 32];
     const struct decode_item &item = a.items[blockIdx.x];
     if (item.n_chosen == 0)

@@ -10,21 +10,34 @@ template <int D> struct decode_shared {
     enum { LD = D + 8, QUERIES = 16 * LD, TILE = 16 * LD, STAGES = 2 };
     /* bf16 elements: queries and, for each warp, two stages of keys and values */
     enum { ELEMENTS = QUERIES + DECODE_WARPS * STAGES * 2 * TILE };
-    static_assert(DECODE_WARPS * 16 * (D + 2) * sizeof(float) <= DECODE_WARPS * STAGES * 2 * TILE * sizeof(uint16_t), "results fit where the tiles were");
+    enum { O_LD = D + 8 }; /* floats between rows of the warps' o: four of them in different banks */
+    static_assert(DECODE_WARPS * 16 * (O_LD + 2) * sizeof(float) <= DECODE_WARPS * STAGES * 2 * TILE * sizeof(uint16_t), "results fit where the tiles were");
 };
+
+/* A warp's o of the group's heads to part_o, [warps, 16, O_LD]. */
+template <int D> DEVICE void decode_share_o(const struct attn_tile_rows<D> &r, int group, float *part_o)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    UNROLL for (int half = 0; half < 2; half++) {
+        const int h = lane / 4 + half * 8;
+        float *to = part_o + (warp * 16 + h) * decode_shared<D>::O_LD + lane % 4 * 2;
+        UNROLL for (int i = 0; i < D / 8; i++)
+            if (h < group)
+                *reinterpret_cast<float2 *>(to + i * 8) = make_float2(r.o[i][2 * half], r.o[i][2 * half + 1]);
+    }
+}
 
 /* The block's warps as one partial, for the group's heads. */
 template <int D> DEVICE void decode_merge_warps(struct attn_tile_rows<D> &r, uint16_t *tiles, int group, float *ml, float *o)
 {
-    float *part_o = reinterpret_cast<float *>(tiles), *part_ml = part_o + DECODE_WARPS * 16 * D; /* [warps, 16, D], [warps, 16, 2] */
+    typedef struct decode_shared<D> S;
+    float *part_o = reinterpret_cast<float *>(tiles), *part_ml = part_o + DECODE_WARPS * 16 * S::O_LD; /* [warps, 16, 2] */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     attn_tile_sum<D>(r);
     __syncthreads(); /* nobody reads the tiles any more */
+    decode_share_o<D>(r, group, part_o);
     UNROLL for (int half = 0; half < 2; half++) {
         const int row = warp * 16 + lane / 4 + half * 8;
-        UNROLL for (int i = 0; i < D / 8; i++)
-            UNROLL for (int c = 0; c < 2; c++)
-                part_o[row * D + i * 8 + lane % 4 * 2 + c] = r.o[i][2 * half + c];
         if (lane % 4 == 0) {
             part_ml[2 * row] = r.m[half];
             part_ml[2 * row + 1] = r.l[half];
@@ -39,7 +52,7 @@ template <int D> DEVICE void decode_merge_warps(struct attn_tile_rows<D> &r, uin
         for (int w = 0; w < DECODE_WARPS; w++) {
             const float weight = exp_nonpositive(part_ml[2 * (w * 16 + h)] - m); /* of an empty one 0 */
             l = fmaf(weight, part_ml[2 * (w * 16 + h) + 1], l);
-            sum = fmaf(weight, part_o[(w * 16 + h) * D + c], sum);
+            sum = fmaf(weight, part_o[(w * 16 + h) * S::O_LD + c], sum);
         }
         o[i] = sum;
         if (c == 0) {

@@ -127,8 +127,8 @@ template <class Visit> DEVICE void row_each_weight(const struct row_part &p, int
 template <int D> DEVICE void row_output(const struct row_part &p, int group, const uint32_t weights[ROW_TILES][4], struct attn_tile_rows<D> &r, uint16_t *tiles)
 {
     typedef struct decode_shared<D> S;
-    float *part_o = reinterpret_cast<float *>(tiles); /* [warps, 16, D] */
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float *part_o = reinterpret_cast<float *>(tiles);
+    const int warp = (int)threadIdx.x / 32;
     UNROLL for (int i = 0; i < ROW_TILES; i++) {
         copy_async_wait<ROW_TILES - 1>();
         __syncwarp();
@@ -137,14 +137,13 @@ template <int D> DEVICE void row_output(const struct row_part &p, int group, con
         copy_async_commit(); /* of nothing, so that one more has arrived at the next wait */
     }
     __syncthreads(); /* nobody reads values, or the weights where o goes, any more */
-    UNROLL for (int i = 0; i < D / 8; i++)
-        UNROLL for (int j = 0; j < 4; j++)
-            part_o[(warp * 16 + lane / 4 + j / 2 * 8) * D + i * 8 + lane % 4 * 2 + j % 2] = r.o[i][j];
+    decode_share_o<D>(r, group, part_o);
     __syncthreads();
     for (int i = (int)threadIdx.x; i < group * D; i += DECODE_THREADS) {
-        float sum = part_o[i];
+        const float *from = part_o + i / D * S::O_LD + i % D;
+        float sum = from[0];
         for (int w = 1; w < DECODE_WARPS; w++)
-            sum += part_o[w * 16 * D + i];
+            sum += from[w * 16 * S::O_LD];
         p.o[i] = sum;
     }
 }
