@@ -69,6 +69,16 @@ static void *plugin_load(struct error *err)
     return NULL;
 }
 
+/* A host with GPUs, but not that one: nobody who named it means the CPU. */
+static bool is_beyond(const struct kernel_backend *backend, const struct device_config *config, struct error *err)
+{
+    const int n = backend->device->count();
+    if (n == 0 || config->ordinal < n)
+        return false;
+    error_set(err, -ENXIO, "there is no GPU %d: this host has %d, from 0 to %d. Workers and ranks take one each from --gpu on: ask for fewer, or for --device cpu", config->ordinal, n, n - 1);
+    return true;
+}
+
 static int open_cuda(const struct device_config *config, const struct kernel_backend **ret_backend, struct device **ret_device, struct error *err)
 {
     void *plugin = plugin_load(err);
@@ -83,8 +93,8 @@ static int open_cuda(const struct device_config *config, const struct kernel_bac
     const struct kernel_backend *backend = get();
     int r = backend_check(backend, err);
     if (r == 0) {
-        r = backend->device->open(config, ret_device);
-        if (r < 0)
+        r = is_beyond(backend, config, err) ? -ENXIO : backend->device->open(config, ret_device);
+        if (r < 0 && r != -ENXIO)
             error_set(err, r, "CUDA device %d: %s", config->ordinal, strerror(-r));
     }
     if (r < 0)
@@ -99,6 +109,8 @@ int backend_open(enum backend_choice choice, const struct device_config *config,
     ret_note->text[0] = 0;
     if (choice != BACKEND_CPU) {
         int r = open_cuda(config, ret_backend, ret_device, choice == BACKEND_CUDA ? err : ret_note);
+        if (r == -ENXIO && choice == BACKEND_AUTO)
+            return error_set(err, r, "%.400s", ret_note->text);
         if (r == 0 || choice == BACKEND_CUDA)
             return r;
     }

@@ -6,7 +6,7 @@
 #include "proto/base/error.h"
 
 enum {
-    KERNEL_BACKEND_ABI = 3,
+    KERNEL_BACKEND_ABI = 4,
     KERNEL_BACKEND_TABLE_BYTES = sizeof(struct device_ops) + sizeof(struct kernel_ops) + sizeof(struct collective_ops),
 };
 
@@ -26,6 +26,7 @@ enum backend_choice { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA };
 const struct kernel_backend *cpu_backend(void);
 
 /* AUTO: CUDA where the plugin loads, is complete and opens a device, else the CPU, with the reason in ret_note (an empty text: nothing to say). CUDA: that or an error.
+ * -ENXIO, also with AUTO: there are GPUs, but none of the ordinal; the text says how many.
  * -ENODEV: no plugin, or no driver or device behind it; -ENOTSUP: built from other headers, or incomplete. err says which. The plugin stays loaded. */
 int backend_open(enum backend_choice choice, const struct device_config *config, const struct kernel_backend **ret_backend, struct device **ret_device, struct error *ret_note, struct error *err);
 

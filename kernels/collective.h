@@ -47,7 +47,7 @@ struct collective_ops {
     int (*status)(struct collective *collective);
     /* Any thread, any time before close; does not block. Breaks the communicator with -ECONNRESET: who waits in a call or in stream_sync wakes up, here and, over shared memory, on every rank. */
     void (*abort)(struct collective *collective);
-    /* What a communicator holds, from open to close: device memory of the arena (MEM_WORKSPACE), and memory of the host, the whole group's. What NCCL allocates for itself is in neither. Pure. */
+    /* What a communicator holds, from open to close: device memory of the arena (MEM_WORKSPACE), and memory of the host, the whole group's. What NCCL allocates for itself is in neither, but under MEM_LIBRARIES from open on. Pure. */
     size_t (*device_bytes)(int n_ranks, int64_t gather_columns);
     size_t (*host_bytes)(int n_ranks);
 };

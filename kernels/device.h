@@ -21,6 +21,7 @@ enum mem_tag {
     MEM_STAGING,   /* blocks on their way to or from the pool, and blocks that the pool did not take */
     MEM_INDEX,     /* device copies of key indexes (GPU) */
     MEM_PAGE_CACHE, /* fetched sub-pages (GPU) */
+    MEM_LIBRARIES,  /* what cuBLAS, cuDNN and NCCL have taken for themselves, as far as the driver's free memory tells (GPU); nothing is allocated under it */
     MEM_TAG_COUNT,
 };
 const char *mem_tag_name(enum mem_tag tag);
@@ -46,6 +47,7 @@ struct device_properties {
     char name[128]; /* e.g. "cpu avx512 2 threads" */
     size_t memory_bytes;
     size_t fixed_bytes; /* held under MEM_WORKSPACE from open to close: scratch of the compute threads */
+    size_t library_bytes; /* held under MEM_LIBRARIES so far */
     int n_threads;
     enum cpu_isa isa;
     bool host_memory;   /* its memory is the host's: the host reads and writes it, and ops write to the pool */
@@ -62,6 +64,8 @@ typedef bool host_progress_fn(size_t done_bytes, void *arg);
 
 struct device_ops {
     const char *name; /* "cpu", "cuda" */
+    /* How many there are on this host, their ordinals 0 to one less; any thread, before open too. 0: none, or no driver. */
+    int (*count)(void);
     /* Owner thread only, blocks. -ENODEV (no such device or instruction set), -ENOMEM, -EINVAL. */
     int (*open)(const struct device_config *config, struct device **ret_device);
     void (*close)(struct device *device); /* NULL is fine; asserts that nothing is allocated */
@@ -71,6 +75,8 @@ struct device_ops {
     void (*free)(struct device *device, void *memory); /* NULL is fine */
     void (*memory_stats)(const struct device *device, struct device_memory_stats *ret);
     void (*reset_peaks)(struct device *device); /* peak = now */
+    /* Bytes of the device's memory that anybody could still allocate, after what this process and others hold. SIZE_MAX where it is the host's, of which nobody can say. Owner thread only. */
+    size_t (*free_memory)(const struct device *device);
     /* Makes host memory (the pool) readable by kernels, and copies to and from it asynchronous; a no-op on the CPU. Writable where the mapping is. In pieces: behind each one `progress`
      * (NULL: nobody) is told how many bytes are done, and may end it: -ECANCELED, and nothing stays registered. The only call beside properties that any thread may make, whatever the
      * owner does meanwhile; the owner uses the memory when it has heard that the call returned 0. -ENOMEM, -EINVAL. */

@@ -28,7 +28,7 @@ static void log_options(const struct worker_options *options)
 /* Starting again would not help: the launcher gives up on status 2. */
 static bool is_config_error(int rc)
 {
-    return rc == -EINVAL || rc == -ENOENT || rc == -EACCES || rc == -ENOTSUP || rc == -EISDIR || rc == -E2BIG || rc == -ENODEV;
+    return rc == -EINVAL || rc == -ENOENT || rc == -EACCES || rc == -ENOTSUP || rc == -EISDIR || rc == -E2BIG || rc == -ENODEV || rc == -ENXIO;
 }
 
 int main(int argc, char **argv)

@@ -13,6 +13,7 @@ const char *mem_tag_name(enum mem_tag tag)
     static const char *const names[MEM_TAG_COUNT] = {
         [MEM_WEIGHTS] = "weights", [MEM_FAST] = "fast",           [MEM_TABLES] = "tables",   [MEM_SUMMARIES] = "summaries", [MEM_ACTIVE_KV] = "active_kv",
         [MEM_BRIDGE] = "bridge",   [MEM_WORKSPACE] = "workspace", [MEM_STAGING] = "staging", [MEM_INDEX] = "index",         [MEM_PAGE_CACHE] = "page_cache",
+        [MEM_LIBRARIES] = "libraries",
     };
     return (unsigned)tag < MEM_TAG_COUNT ? names[tag] : "unknown";
 }
@@ -64,6 +65,17 @@ static int device_open(const struct device_config *config, struct device **ret_d
 fail:
     device_close(device);
     return rc;
+}
+
+static int device_count(void)
+{
+    return 1;
+}
+
+static size_t device_free_memory(const struct device *device)
+{
+    (void)device;
+    return SIZE_MAX;
 }
 
 static void device_properties(const struct device *device, struct device_properties *ret)
@@ -250,6 +262,7 @@ const struct device_ops *cpu_device_ops(void)
 {
     static const struct device_ops ops = {
         .name = "cpu",
+        .count = device_count,
         .open = device_open,
         .close = device_close,
         .properties = device_properties,
@@ -257,6 +270,7 @@ const struct device_ops *cpu_device_ops(void)
         .free = device_free,
         .memory_stats = device_memory_stats,
         .reset_peaks = device_reset_peaks,
+        .free_memory = device_free_memory,
         .host_register = device_host_register,
         .host_unregister = device_host_unregister,
         .host_alloc = device_host_alloc,

@@ -1,6 +1,7 @@
 /* The GPU as a device: an arena, streams with a ring for small arguments, a cuBLAS handle, and scratch for GEMM operands. */
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/cudnn_attention.h"
+#include "kernels/cuda/library_memory.h"
 #include "kernels/cuda/nccl_collective.h"
 #include "kernels/cuda/submit.h"
 #include "proto/base/base_assert.h"
@@ -88,12 +89,28 @@ static void device_close(struct device *device)
     free(device);
 }
 
+static int device_count(void)
+{
+    int n = 0;
+    return cuda_error(cudaGetDeviceCount(&n)) == 0 ? n : 0;
+}
+
+static int open_libraries(struct device *device)
+{
+    struct library_mark mark;
+    library_memory_begin(device, &mark);
+    int r = cublas_error(cublasCreate(&device->blas));
+    if (r == 0)
+        device->cudnn = cudnn_attention_open(device, &device->cudnn_version);
+    library_memory_end(device, &mark);
+    return r == 0 && !device->cudnn && cudnn_attention_required() ? -ENOTSUP : r;
+}
+
 static int device_init(struct device *device)
 {
-    int n_devices = 0, r = cuda_error(cudaGetDeviceCount(&n_devices));
-    if (r < 0 || device->ordinal >= n_devices)
+    if (device->ordinal >= device_count())
         return -ENODEV;
-    r = cuda_error(cudaSetDevice(device->ordinal));
+    int r = cuda_error(cudaSetDevice(device->ordinal));
     if (r == 0)
         r = cuda_error(cudaGetDeviceProperties(&device->properties, device->ordinal));
     if (r == 0 && device->properties.major < 8)
@@ -104,11 +121,7 @@ static int device_init(struct device *device)
         r = cuda_arena_alloc(&device->arena, MEM_WORKSPACE, CUDA_BLAS_WORKSPACE_BYTES, &device->blas_workspace);
     if (r == 0)
         r = cuda_error(cudaEventCreateWithFlags(&device->fixed_event, cudaEventDisableTiming));
-    if (r == 0)
-        r = cublas_error(cublasCreate(&device->blas));
-    if (r == 0)
-        device->cudnn = cudnn_attention_open(&device->cudnn_version);
-    return r == 0 && !device->cudnn && cudnn_attention_required() ? -ENOTSUP : r;
+    return r < 0 ? r : open_libraries(device);
 }
 
 static int device_open(const struct device_config *config, struct device **ret_device)
@@ -136,6 +149,7 @@ static void device_properties(const struct device *device, struct device_propert
     *ret = (struct device_properties){
         .memory_bytes = device->arena.limit ? device->arena.limit : p->totalGlobalMem,
         .fixed_bytes = CUDA_FIXED_SCRATCH_BYTES + CUDA_BLAS_WORKSPACE_BYTES,
+        .library_bytes = device->library_bytes,
         .n_threads = 1,
         .isa = CPU_ISA_AUTO,
         .host_memory = false,
@@ -163,6 +177,16 @@ static void device_free(struct device *device, void *memory)
 static void device_memory_stats(const struct device *device, struct device_memory_stats *ret)
 {
     *ret = device->arena.stats;
+    ret->now[MEM_LIBRARIES] += device->library_bytes;
+    ret->peak[MEM_LIBRARIES] += device->library_bytes;
+    ret->total_now += device->library_bytes;
+    ret->total_peak += device->library_bytes;
+}
+
+static size_t device_free_memory(const struct device *device)
+{
+    (void)device;
+    return cuda_free_memory();
 }
 
 static void device_reset_peaks(struct device *device)
@@ -560,6 +584,7 @@ const struct device_ops *cuda_device_ops(void)
 {
     static const struct device_ops ops = {
         .name = "cuda",
+        .count = device_count,
         .open = device_open,
         .close = device_close,
         .properties = device_properties,
@@ -567,6 +592,7 @@ const struct device_ops *cuda_device_ops(void)
         .free = device_free,
         .memory_stats = device_memory_stats,
         .reset_peaks = device_reset_peaks,
+        .free_memory = device_free_memory,
         .host_register = device_host_register,
         .host_unregister = device_host_unregister,
         .host_alloc = device_host_alloc,

@@ -31,6 +31,7 @@ struct device {
     pthread_mutex_t registered_lock; /* of the next: another thread registers */
     struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
     bool no_batches; /* the driver has no cudaMemcpyBatchAsync */
+    size_t library_bytes;        /* library_memory.h */
     struct collective *collective; /* the one that is open, or NULL */
     struct cudnn_attention *cudnn; /* or NULL */
     size_t cudnn_version;

@@ -1,5 +1,6 @@
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/cudnn_api.h"
+#include "kernels/cuda/library_memory.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ struct plan {
 };
 
 struct cudnn_attention {
+    struct device *device;
     const struct cudnn_api *api;
     cudnn_handle handle;
     struct plan plans[CUDNN_ATTENTION_PLANS];
@@ -34,7 +36,7 @@ bool cudnn_attention_required(void)
     return wanted && strcmp(wanted, "require") == 0;
 }
 
-struct cudnn_attention *cudnn_attention_open(size_t *ret_version)
+struct cudnn_attention *cudnn_attention_open(struct device *device, size_t *ret_version)
 {
     const struct cudnn_api *api;
     struct error err;
@@ -44,6 +46,7 @@ struct cudnn_attention *cudnn_attention_open(size_t *ret_version)
     struct cudnn_attention *a = calloc(1, sizeof *a);
     if (!a)
         return NULL;
+    a->device = device;
     a->api = api;
     if (api->create(&a->handle) != CUDNN_OK) {
         free(a);
@@ -193,12 +196,18 @@ static bool same_shape(const struct cudnn_attention_shape *a, const struct cudnn
     return a->n_heads == b->n_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && a->max_queries == b->max_queries && a->max_keys == b->max_keys;
 }
 
-/* The shape's plan, or NULL when there is no place for one more: none is taken away from work that may be on its way. The scale is no part of a plan. */
-static struct plan *find_plan(struct cudnn_attention *a, const struct cudnn_attention_shape *shape)
+/* The scale is no part of a plan. */
+static struct plan *known_plan(struct cudnn_attention *a, const struct cudnn_attention_shape *shape)
 {
     for (int i = 0; i < a->n_plans; i++)
         if (same_shape(&a->plans[i].shape, shape))
             return &a->plans[i];
+    return NULL;
+}
+
+/* NULL when there is no place for one more: none is taken away from work that may be on its way. */
+static struct plan *new_plan(struct cudnn_attention *a, const struct cudnn_attention_shape *shape)
+{
     if (a->n_plans == CUDNN_ATTENTION_PLANS)
         return NULL;
     struct plan *p = &a->plans[a->n_plans++];
@@ -226,13 +235,26 @@ static int refuse(const struct cudnn_attention_shape *s, const char *what)
     return -EIO;
 }
 
-int cudnn_attention_forward(struct cudnn_attention *a, const struct cudnn_attention_shape *shape, const struct cudnn_attention_run *run)
+static int execute(const struct cudnn_attention *a, struct plan *p, const struct cudnn_attention_shape *shape, const struct cudnn_attention_run *run)
 {
     cudnn_descriptor pack = NULL;
-    struct plan *p = find_plan(a, shape);
-    if (!p || !p->plan || p->failed)
-        return refuse(shape, "no plan");
     p->failed = !(a->api->set_stream(a->handle, run->stream) == CUDNN_OK && fill_pack(a, shape, run, &pack) && a->api->execute(a->handle, p->plan, pack) == CUDNN_OK);
     destroy(a, pack);
     return p->failed ? refuse(shape, "execution failed") : 0;
+}
+
+/* Of a plan that is new, what it takes is measured behind its first execution, which may load code. */
+int cudnn_attention_forward(struct cudnn_attention *a, const struct cudnn_attention_shape *shape, const struct cudnn_attention_run *run)
+{
+    struct library_mark mark;
+    struct plan *p = known_plan(a, shape);
+    const bool first = !p;
+    if (first) {
+        library_memory_begin(a->device, &mark);
+        p = new_plan(a, shape);
+    }
+    int r = p && p->plan && !p->failed ? execute(a, p, shape, run) : refuse(shape, "no plan");
+    if (first)
+        library_memory_end(a->device, &mark);
+    return r;
 }

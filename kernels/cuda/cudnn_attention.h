@@ -11,6 +11,7 @@ extern "C" {
 #endif
 
 struct cudnn_attention;
+struct device;
 
 struct cudnn_attention_shape {
     int n_heads, n_kv_heads, head_dim;
@@ -33,8 +34,8 @@ enum { CUDNN_ATTENTION_PLANS = 256, CUDNN_ATTENTION_WORKSPACE = 1 << 20 };
 
 /* Whether the environment has TIDEPOOL_CUDNN=require: for tests, where what cuDNN does not do shall fail instead of being done by the own kernel. */
 bool cudnn_attention_required(void);
-/* NULL when there is no cuDNN; ret_version is then 0. */
-struct cudnn_attention *cudnn_attention_open(size_t *ret_version);
+/* NULL when there is no cuDNN; ret_version is then 0. The device, which outlives it, counts what plans take of its memory. */
+struct cudnn_attention *cudnn_attention_open(struct device *device, size_t *ret_version);
 void cudnn_attention_close(struct cudnn_attention *attention); /* NULL is fine */
 /* Submits. -ENOTSUP: cuDNN has no plan for the shape within the workspace, or did not execute it, which is remembered, or there are as many plans as are kept: somebody else has to do it. If it is the
  * device that failed, that one will hear of it. -EIO in the place of -ENOTSUP where cuDNN is required, with a line on stderr. */

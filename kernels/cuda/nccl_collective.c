@@ -5,6 +5,7 @@
  * all_gather: rows are packed into staging memory piece by piece, gathered there and unpacked (gather_columns.cu). */
 #include "kernels/cuda/nccl_collective.h"
 #include "kernels/cuda/gather_columns.cuh"
+#include "kernels/cuda/library_memory.h"
 #include "kernels/cuda/nccl_api.h"
 #include "kernels/cuda/submit.h"
 #include "proto/base/base_assert.h"
@@ -37,6 +38,7 @@ struct collective {
     atomic_bool aborted;    /* by `abort`; the owner thread has to act on it */
     struct stream *last;    /* stream of the last collective */
     void *staging;          /* [STAGING_FLOATS] */
+    size_t library_bytes;   /* what NCCL took of the device for it */
 };
 
 /* ---- breaking ---- */
@@ -185,6 +187,7 @@ static void nccl_close(struct collective *c)
         c->device->collective = NULL;
     if (c->comm)
         c->api->comm_abort(c->comm);
+    library_memory_return(c->device, c->library_bytes);
     cuda_arena_free(&c->device->arena, c->staging);
     free(c);
 }
@@ -210,6 +213,37 @@ static int join(struct collective *c, const struct collective_config *config, st
     return 0;
 }
 
+/* NCCL allocates the most of what it needs when a collective is first called: called here, it is counted before anybody shares the device's memory out, and no request waits for it. */
+static int warm_up(struct collective *c)
+{
+    const size_t part = STAGING_FLOATS / (size_t)c->n_ranks;
+    float *staging = c->staging;
+    cudaStream_t stream;
+    int r = cuda_error(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (r < 0)
+        return r;
+    r = cuda_error(cudaMemsetAsync(staging, 0, STAGING_BYTES, stream));
+    if (r == 0)
+        r = settle(c, c->api->all_reduce(staging, staging, STAGING_FLOATS, NCCL_FLOAT32, NCCL_SUM, c->comm, stream));
+    if (r == 0)
+        r = settle(c, c->api->all_gather(staging + (size_t)c->rank * part, staging, part, NCCL_FLOAT32, c->comm, stream));
+    if (r == 0)
+        r = nccl_wait_stream(c, stream);
+    cudaStreamDestroy(stream);
+    return r;
+}
+
+static int start(struct collective *c, const struct collective_config *config, struct error *err)
+{
+    struct library_mark mark;
+    library_memory_begin(c->device, &mark);
+    int r = join(c, config, err);
+    if (r == 0 && (r = warm_up(c)) < 0)
+        error_set(err, r, "rank %d of %d: the first collective fails: %s", config->rank, config->n_ranks, strerror(-r));
+    c->library_bytes = library_memory_end(c->device, &mark);
+    return r;
+}
+
 static int nccl_open(const struct collective_config *config, struct collective **ret_collective, struct error *err)
 {
     if (config->n_ranks < 2 || config->n_ranks > COLLECTIVE_MAX_RANKS || config->rank < 0 || config->rank >= config->n_ranks || config->deadline_us == 0 || config->gather_columns < 1 ||
@@ -227,7 +261,7 @@ static int nccl_open(const struct collective_config *config, struct collective *
     if (r == 0 && (r = cuda_arena_alloc(&c->device->arena, MEM_WORKSPACE, STAGING_BYTES, &c->staging)) < 0)
         error_set(err, r, "no device memory to gather in");
     if (r == 0)
-        r = join(c, config, err);
+        r = start(c, config, err);
     if (r < 0) {
         nccl_close(c);
         return r;

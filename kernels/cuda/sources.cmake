@@ -6,6 +6,7 @@ set(CUDA_BACKEND_C
   cuda_kernels.c
   cudnn_api.c
   cudnn_attention.c
+  library_memory.c
   nccl_api.c
   nccl_collective.c
   runtime_library.c

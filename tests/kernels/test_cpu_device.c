@@ -146,5 +146,6 @@ Test(cpu_device, test_tags_have_names)
 {
     cr_assert_str_eq(mem_tag_name(MEM_WEIGHTS), "weights");
     cr_assert_str_eq(mem_tag_name(MEM_PAGE_CACHE), "page_cache");
+    cr_assert_str_eq(mem_tag_name(MEM_LIBRARIES), "libraries");
     cr_assert_str_eq(mem_tag_name(MEM_TAG_COUNT), "unknown");
 }

@@ -22,6 +22,8 @@ Options &options()
             read.fail_kernel.assign(fail, colon);
             read.fail_launch = atoi(colon + 1);
         }
+        const char *others = getenv("SIMT_OTHERS_BYTES");
+        read.others_bytes = others ? strtoull(others, nullptr, 10) : 0;
         return read;
     }();
     return o;

@@ -17,7 +17,7 @@ struct cudnnContext {
 
 namespace simt {
 
-enum { CUDNN_FAILED = 2000 };
+enum { CUDNN_FAILED = 2000, PLAN_BYTES = 1 << 20 };
 
 struct Value {
     int type;
@@ -142,7 +142,10 @@ static int finalize(cudnn_descriptor descriptor)
         value_of(d, CUDNN_PLAN_HANDLE, CUDNN_VALUE_HANDLE, 1);
         d.tensors = config.tensors;
         d.engine = config.engine;
-        return d.engine == 0 ? (int)CUDNN_FAILED : (int)CUDNN_OK;
+        if (d.engine == 0)
+            return CUDNN_FAILED;
+        library_memory(PLAN_BYTES);
+        return CUDNN_OK;
     }
     case CUDNN_VARIANT_PACK:
         return CUDNN_OK;

@@ -24,7 +24,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
         return set_error(cudaErrorInvalidDevice);
     *ret = {};
     snprintf(ret->name, sizeof ret->name, "emulated sm_80");
-    ret->totalGlobalMem = (size_t)512 << 20; /* a worker takes nine tenths of it for its page cache, and all of that is written once */
+    ret->totalGlobalMem = DEVICE_BYTES;
     ret->major = 8;
     ret->multiProcessorCount = 4;
     ret->sharedMemPerBlockOptin = SHARED_LIMIT;

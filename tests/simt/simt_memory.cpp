@@ -4,6 +4,7 @@
  * an access beyond the end or after cudaFree faults. In lazy mode the region is without access rights while the host runs, so that a host that touches device
  * memory faults too. Kernels may read what host memory they like here; check_argument looks for pointers to it in what is passed. */
 #include "tests/simt/simt_private.h"
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -341,14 +342,21 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     return cudaSuccess;
 }
 
+static std::atomic<size_t> library_bytes;
+
+void simt::library_memory(ptrdiff_t bytes)
+{
+    library_bytes += (size_t)bytes;
+}
+
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     Memory &m = memory();
     std::lock_guard<std::mutex> guard(m.lock);
-    size_t used = 0;
+    size_t used = library_bytes + options().others_bytes;
     for (const auto &entry : m.allocations)
         used += entry.second.kind == MEMORY_DEVICE ? entry.second.bytes : 0;
-    *total_bytes = (size_t)16 << 30;
+    *total_bytes = DEVICE_BYTES;
     *free_bytes = *total_bytes - (used < *total_bytes ? used : *total_bytes);
     return cudaSuccess;
 }

@@ -16,7 +16,7 @@ extern "C" {
 namespace simt {
 
 static const uint64_t peer_deadline_us = 60000000; /* that of the stand-in; who uses it has a shorter one */
-enum { KIND_ALL_REDUCE = 11, KIND_ALL_GATHER = 12, NCCL_INVALID_ARGUMENT = 4 };
+enum { COMMUNICATOR_BYTES = 3 << 20, KIND_ALL_REDUCE = 11, KIND_ALL_GATHER = 12, NCCL_INVALID_ARGUMENT = 4 };
 
 struct Communicator {
     struct shm_window *window = nullptr; /* set before state is */
@@ -52,6 +52,7 @@ static int comm_init(nccl_comm *ret_comm, int n_ranks, struct nccl_id id, int ra
     if (config->size != sizeof *config || config->magic != NCCL_CONFIG_MAGIC || config->blocking != 0)
         report("NCCL", "the configuration is not the one that is emulated");
     Shared c = std::make_shared<Communicator>();
+    library_memory(COMMUNICATOR_BYTES);
     c->rank = rank;
     c->n_ranks = n_ranks;
     *ret_comm = new ncclComm{c};
@@ -71,6 +72,7 @@ static int get_async_error(nccl_comm comm, int *ret_state)
 static int comm_abort(nccl_comm comm)
 {
     Communicator &c = *comm->shared;
+    library_memory(-COMMUNICATOR_BYTES);
     c.aborted = true;
     if (c.state != NCCL_IN_PROGRESS && c.window)
         shm_window_break(c.window, -ECONNRESET);

@@ -125,6 +125,10 @@ void registered_close(); /* registered memory may not be touched, */
 void registered_open();  /* and may again */
 void memory_lock();   /* and may not: the host goes on (lazy mode only) */
 
+/* What a library takes of the device's memory for itself, and gives back: no address, but the driver has so much less. */
+void library_memory(ptrdiff_t bytes);
+enum : size_t { DEVICE_BYTES = (size_t)512 << 20 }; /* a worker may take nine tenths of it for its page cache, and all of that is written once */
+
 /* ---- streams ---- */
 cudaError_t enqueue(cudaStream_t stream, const char *name, std::function<void()> run);
 void copy_now(void *dst, const void *src, size_t bytes); /* as an operation, or a part of one */
@@ -141,6 +145,7 @@ struct Options {
     std::string fail_kernel; /* the launch of such a kernel that breaks the device, */
     int fail_launch = 0;     /* the n-th from now on; 0: none */
     const char *registered_readers = nullptr; /* kernels that may touch registered memory; nullptr: all */
+    size_t others_bytes = 0; /* of the device's memory that another process holds */
     bool refuse_batches = false; /* cudaMemcpyBatchAsync is not supported */
 };
 Options &options();

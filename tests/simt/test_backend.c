@@ -39,6 +39,20 @@ Test(backend, auto_and_cuda_take_the_plugin)
     }
 }
 
+/* Whoever names a GPU that is not there does not mean the CPU. */
+Test(backend, a_gpu_beyond_the_last_is_refused)
+{
+    static const enum backend_choice choices[] = {BACKEND_AUTO, BACKEND_CUDA};
+    const struct device_config config = {.n_threads = 1, .ordinal = 1};
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        const struct kernel_backend *backend;
+        struct device *device;
+        struct error note, err;
+        cr_assert_eq(backend_open(choices[i], &config, &backend, &device, &note, &err), -ENXIO);
+        cr_assert_not_null(strstr(err.text, "no GPU 1: this host has 1, from 0 to 0"), "%s", err.text);
+    }
+}
+
 Test(backend, an_incomplete_plugin_is_refused)
 {
     struct kernel_backend backend = *cpu_backend();

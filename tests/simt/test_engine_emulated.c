@@ -11,6 +11,8 @@ kernel_backend_fn tidepool_cuda_backend;
 
 enum { PROMPT = 300, LONG_PROMPT = 2180, ANSWER = 6, ROWS = ANSWER + 1 };
 
+static size_t libraries; /* bytes that libraries had taken at the end of the last run */
+
 static float *run_prompt(const struct kernel_backend *backend, const struct engine_config *config, float key_bias, int n_prompt)
 {
     struct fixture f;
@@ -20,6 +22,9 @@ static float *run_prompt(const struct kernel_backend *backend, const struct engi
     cr_assert(fixture_open(&f, (struct fixture_params){.n_layers = 2, .key_bias = key_bias}));
     struct engine *engine = fixture_engine(&f, config, NULL);
     float *logits = fixture_logits(engine, &(struct fixture_run){.tokens = tokens, .n_prompt = n_prompt, .n_decode = ANSWER}, NULL);
+    struct device_memory_stats stats;
+    backend->device->memory_stats(f.device, &stats);
+    libraries = stats.now[MEM_LIBRARIES];
     engine_free(engine);
     fixture_expect_no_memory(&f);
     fixture_close(&f);
@@ -99,9 +104,11 @@ Test(engine_emulated, prefixes_by_cudnn)
     config.chunk = 700;
     float *expected = run_prompt(cpu_backend(), &config, 0, LONG_PROMPT), *actual = run_prompt(tidepool_cuda_backend(), &config, 0, LONG_PROMPT);
     cr_assert_lt(nmse(expected, actual), 5e-3, "NMSE %g", nmse(expected, actual));
+    cr_expect(libraries > 0, "a plan takes nothing");
     cr_assert_eq(setenv("TIDEPOOL_CUDNN", "off", 1), 0);
     float *without = run_prompt(tidepool_cuda_backend(), &config, 0, LONG_PROMPT);
     cr_assert_lt(nmse(expected, without), 5e-3, "NMSE %g", nmse(expected, without));
+    cr_expect_eq(libraries, 0);
     cr_expect(memcmp(actual, without, sizeof(float) * ROWS * TINY_VOCAB) != 0, "cuDNN was not used");
     free(expected), free(actual), free(without);
 }

@@ -70,6 +70,37 @@ Test(worker_emulated, answers_from_the_pool_are_the_same)
     }
 }
 
+/* Of two workers of one launcher the second is given a GPU that is not there: it ends, and says why, instead of computing on the CPU. */
+Test(worker_emulated, a_gpu_beyond_the_last_ends_the_worker)
+{
+    worker_fixture_start(&f, 0, (const char *const[]){"--router", f.endpoint, "--device", "auto", "--gpu", "1", NULL});
+    cr_expect_eq(child_wait(&f.workers[0], WAIT_MS), 2);
+    cr_expect(strstr(f.workers[0].log, "no GPU 1: this host has 1, from 0 to 0"), "%s", f.workers[0].log);
+}
+
+static long long logged(const struct child *worker, const char *name)
+{
+    const char *at = strstr(worker->log, "event=memory_limit_chosen");
+    at = at ? strstr(at, name) : NULL;
+    cr_assert_not_null(at, "%s", worker->log);
+    return strtoll(at + strlen(name), NULL, 10);
+}
+
+/* What another process holds of the device's memory is not shared out. */
+Test(worker_emulated, memory_of_others_is_left_alone)
+{
+    enum { OTHERS = 200 << 20 };
+    worker_start(0);
+    setenv("SIMT_OTHERS_BYTES", "209715200", 1);
+    worker_start(1);
+    unsetenv("SIMT_OTHERS_BYTES");
+    cr_expect_eq(logged(&f.workers[0], "room_bytes=") - logged(&f.workers[1], "room_bytes="), OTHERS);
+    for (int i = 0; i < 2; i++)
+        cr_expect_eq(logged(&f.workers[i], "memory_limit="),
+                     logged(&f.workers[i], "room_bytes=") - logged(&f.workers[i], "weights_bytes=") - logged(&f.workers[i], "reserve_bytes="));
+    cr_expect_lt(logged(&f.workers[1], "room_bytes="), (512 << 20) - OTHERS + 1);
+}
+
 /* Two ranks, both on the one GPU there is, over emulated NCCL: the same from the pool, and when one is killed in the middle of a collective the other is not left waiting in it. */
 Test(worker_emulated, two_ranks_answer_from_the_pool_and_end_together)
 {

@@ -148,6 +148,7 @@ static void size_engine(struct engine *engine)
     struct device_properties properties;
 
     m->dev->properties(m->device, &properties);
+    s->libraries = properties.library_bytes;
     s->hidden_floats = line_floats((int64_t)engine->config.max_batch * m->config.dim);
     s->rope_floats = line_floats((int64_t)engine->n_max * m->config.head_dim);
     s->logits_floats = line_floats((int64_t)engine->n_logit_rows * m->config.n_vocab);
@@ -173,7 +174,7 @@ static void size_engine(struct engine *engine)
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->scratch + s->activations + s->bias + s->ops + s->counts + s->own + s->staging + s->pages + s->collective;
+    engine->fixed_bytes = properties.fixed_bytes + s->libraries + s->scratch + s->activations + s->bias + s->ops + s->counts + s->own + s->staging + s->pages + s->collective;
 }
 
 static int alloc_device(struct engine *engine)

@@ -106,6 +106,7 @@ struct engine_sizes {
     size_t index;       /* MEM_INDEX of one block of the pool that can become slow; 0: the scorer reads none, or reads it in the pool */
     int index_pieces;   /* of them that a slab has */
     bool device_blocks; /* the device has memory of its own */
+    size_t libraries;   /* MEM_LIBRARIES, as the device had when the engine was planned */
     size_t pages;       /* MEM_PAGE_CACHE: what fetching takes beside the slots; 0 where pages are read where they lie */
     size_t compare;     /* host memory: a piece of a private block beside the pool's; 0 where the host reads device memory */
 };

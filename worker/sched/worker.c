@@ -28,9 +28,20 @@ static struct model_open_params model_params(const struct worker *w)
         .path = w->options->model, .rank = (int)w->options->tp_rank, .n_ranks = (int)w->options->engine.tp, .dev = w->dev, .ops = w->ops, .device = w->device, .stream = w->stream};
 }
 
+/* What of the device's memory is this process's to use: what it holds, and what nobody holds. Other processes, this one's context and code are in neither. */
+static size_t device_room(const struct worker *w, const struct device_properties *properties)
+{
+    const size_t free_bytes = w->dev->free_memory(w->device);
+    struct device_memory_stats memory;
+
+    w->dev->memory_stats(w->device, &memory);
+    return free_bytes == SIZE_MAX ? properties->memory_bytes : free_bytes + memory.total_now;
+}
+
 /* The form of the weights is a choice between tables of ops. What is left of the device beside them is for sequences and the page cache. */
 static int choose_ops(struct worker *w, const struct kernel_backend *backend, const struct device_properties *properties, struct error *err)
 {
+    const size_t room = device_room(w, properties);
     struct model_open_params params;
     struct model_weights_size expanded, stored;
     int rc;
@@ -46,10 +57,10 @@ static int choose_ops(struct worker *w, const struct kernel_backend *backend, co
     rc = model_measure(&params, &stored, err);
     if (rc < 0)
         return rc;
-    if (expanded.device_bytes / 3 > properties->memory_bytes / 4 && stored.device_bytes < expanded.device_bytes)
+    if (expanded.device_bytes / 3 > room / 4 && stored.device_bytes < expanded.device_bytes)
         w->ops = backend->stored_ops;
     LOG_INFO("weights_chosen", LOG_STR("form", w->ops == backend->ops ? "bf16" : "stored"), LOG_INT("bf16_bytes", expanded.device_bytes), LOG_INT("stored_bytes", stored.device_bytes),
-             LOG_INT("device_bytes", properties->memory_bytes));
+             LOG_INT("device_bytes", properties->memory_bytes), LOG_INT("room_bytes", room));
     return 0;
 }
 
@@ -200,19 +211,29 @@ static void log_retrieval(const struct worker *w, const struct engine_config *co
         LOG_WARN("scorer_measures_only", LOG_STR("scorer", config->scorer->name), LOG_STR("note", "it reads every key in every step; serve with another scorer"));
 }
 
-/* A device of its own memory has nothing else to do: without a limit nine tenths of it are the worker's, so that --page-cache auto has something to take. The rest is for what its libraries
- * take. A CPU's memory is everybody's. */
+/* Of what the worker has, a tenth is left for what its libraries have not taken yet: code is loaded and plans are built when they are first used. */
+enum { LIBRARIES_RESERVE = 512 << 20 /* at least, but no more than a quarter */ };
+
+/* A device of its own memory has nothing else to do: without a limit, what is there beside the weights is for requests, so that --page-cache auto has something to take. A CPU's memory is
+ * everybody's. */
 static size_t memory_limit(const struct worker *w, const struct device_properties *properties)
 {
+    const size_t room = device_room(w, properties), limit = (size_t)w->options->engine.memory_limit;
     struct device_memory_stats memory;
-    size_t share;
+    size_t reserve = room / 4 < LIBRARIES_RESERVE ? room / 4 : LIBRARIES_RESERVE, share;
 
-    if (w->options->engine.memory_limit || properties->host_memory)
-        return (size_t)w->options->engine.memory_limit;
+    if (properties->host_memory)
+        return limit;
     w->dev->memory_stats(w->device, &memory);
-    share = properties->memory_bytes / 10 * 9;
-    share = share > memory.now[MEM_WEIGHTS] ? share - memory.now[MEM_WEIGHTS] : 1; /* 1: the engine says that it needs more */
-    LOG_INFO("memory_limit_chosen", LOG_INT("memory_limit", share), LOG_INT("device_bytes", properties->memory_bytes), LOG_INT("weights_bytes", memory.now[MEM_WEIGHTS]));
+    if (limit && limit > room - memory.now[MEM_WEIGHTS])
+        LOG_WARN("memory_limit_beyond_device", LOG_INT("memory_limit", limit), LOG_INT("room_bytes", room - memory.now[MEM_WEIGHTS]), LOG_STR("note", "others hold some of this device's memory"));
+    if (limit)
+        return limit;
+    if (reserve < room / 10)
+        reserve = room / 10;
+    share = room - reserve > memory.now[MEM_WEIGHTS] ? room - reserve - memory.now[MEM_WEIGHTS] : 1; /* 1: the engine says that it needs more */
+    LOG_INFO("memory_limit_chosen", LOG_INT("memory_limit", share), LOG_INT("device_bytes", properties->memory_bytes), LOG_INT("room_bytes", room), LOG_INT("weights_bytes", memory.now[MEM_WEIGHTS]),
+             LOG_INT("libraries_bytes", memory.now[MEM_LIBRARIES]), LOG_INT("reserve_bytes", reserve));
     return share;
 }
 
