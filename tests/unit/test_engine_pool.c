@@ -187,6 +187,7 @@ Test(engine_pool, test_store_that_refuses)
 Test(engine_pool, test_store_dies_during_prefill)
 {
     struct engine_config config = fixture_config();
+    config.chunk = 256; /* few units, of every kind */
     float *want = alone(&config);
     int n_units = 1;
     for (int stop = 0; stop < n_units; stop++) {
@@ -219,6 +220,7 @@ Test(engine_pool, test_store_dies_during_prefill)
 Test(engine_pool, test_cancel_gives_back_leases_at_every_unit)
 {
     struct engine_config config = fixture_config();
+    config.chunk = 256; /* few units, of every kind */
     struct engine *engine = fixture_engine(&f, &config, store);
     int n_units = 1;
     for (int stop = 0; stop <= n_units; stop++) {
