@@ -49,4 +49,5 @@ const struct option_spec engine_option_specs[] = {
      .help = "compute threads of a worker; 0: one a processor, shared out where `tidepool serve` starts several workers"},
     {.name = "isa", .kind = OPTION_ENUM, FIELD(isa), SIZING, .fallback = "auto", .choices = isa_choices,
      .help = "instruction set of the CPU kernels; all give the same bits"},
+    {.name = NULL},
 };

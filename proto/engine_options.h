@@ -18,9 +18,8 @@ struct engine_options {
     bool reuse_generated;
 };
 
-enum { ENGINE_OPTION_COUNT = 21 };
-extern const struct option_spec engine_option_specs[ENGINE_OPTION_COUNT];
+extern const struct option_spec engine_option_specs[]; /* ended by one without a name */
 
 /* The group in the set of a program whose struct is `type` and has it as `engine`; tags: 0 for all of them. */
 #define ENGINE_OPTION_GROUP(type, wanted_tags) \
-    {.specs = engine_option_specs, .n_specs = ENGINE_OPTION_COUNT, .offset = offsetof(type, engine), .tags = (wanted_tags)}
+    {.specs = engine_option_specs, .offset = offsetof(type, engine), .tags = (wanted_tags)}

@@ -7,28 +7,30 @@
 
 #define ENV_PREFIX "TIDEPOOL_"
 
-static bool place_in_group(const struct option_group *group, size_t *left, struct option_place *ret_place)
+/* The spec that has `left` others with these tags before it; counts them off where there are not so many. */
+static const struct option_spec *find_tagged(const struct option_group *group, size_t *left)
 {
-    for (size_t k = 0; k < group->n_specs; k++) {
-        if ((group->specs[k].tags & group->tags) != group->tags || (*left)--)
-            continue;
-        ret_place->spec = &group->specs[k];
-        ret_place->offset = group->offset;
-        return true;
-    }
-    return false;
+    for (const struct option_spec *spec = group->specs; spec->name; spec++)
+        if ((spec->tags & group->tags) == group->tags && (*left)-- == 0)
+            return spec;
+    return NULL;
 }
 
 bool option_place(const struct option_set *set, size_t i, struct option_place *ret_place)
 {
-    const struct option_group own = {.specs = set->specs, .n_specs = set->n_specs};
-    size_t left = i;
-    bool found = place_in_group(&own, &left, ret_place);
-    for (size_t g = 0; !found && g < set->n_groups; g++)
-        found = place_in_group(&set->groups[g], &left, ret_place);
-    if (found)
-        ret_place->index = i;
-    return found;
+    size_t left = i - set->n_specs;
+    if (i < set->n_specs) {
+        *ret_place = (struct option_place){.spec = &set->specs[i], .index = i};
+        return true;
+    }
+    for (size_t g = 0; g < set->n_groups; g++) {
+        const struct option_spec *spec = find_tagged(&set->groups[g], &left);
+        if (!spec)
+            continue;
+        *ret_place = (struct option_place){.spec = spec, .index = i, .offset = set->groups[g].offset};
+        return true;
+    }
+    return false;
 }
 
 bool option_find(const struct option_set *set, const char *name, size_t n, struct option_place *ret_place)
@@ -76,9 +78,9 @@ static const char *from_environment(const char *name, char *variable, size_t siz
     return getenv(variable);
 }
 
-static int apply_group_defaults(const struct option_spec *specs, size_t n_specs, char *values, struct error *err)
+static int apply_spec_defaults(const struct option_spec *specs, size_t n_max, char *values, struct error *err)
 {
-    for (size_t i = 0; i < n_specs; i++) {
+    for (size_t i = 0; i < n_max && specs[i].name; i++) {
         if (specs[i].kind == OPTION_STR)
             *(const char **)(values + specs[i].offset) = specs[i].fallback;
         else if (specs[i].fallback) {
@@ -92,9 +94,9 @@ static int apply_group_defaults(const struct option_spec *specs, size_t n_specs,
 
 static int apply_defaults(const struct option_set *set, void *values, struct error *err)
 {
-    int rc = apply_group_defaults(set->specs, set->n_specs, values, err);
+    int rc = apply_spec_defaults(set->specs, set->n_specs, values, err);
     for (size_t g = 0; rc == 0 && g < set->n_groups; g++)
-        rc = apply_group_defaults(set->groups[g].specs, set->groups[g].n_specs, (char *)values + set->groups[g].offset, err);
+        rc = apply_spec_defaults(set->groups[g].specs, SIZE_MAX, (char *)values + set->groups[g].offset, err);
     return rc;
 }
 

@@ -36,8 +36,7 @@ struct option_spec {
 
 /* Options that several programs have: declared once, with their fields in a struct of their own, which each program's struct holds at `offset`. */
 struct option_group {
-    const struct option_spec *specs;
-    size_t n_specs;
+    const struct option_spec *specs; /* ended by one without a name */
     size_t offset;
     unsigned tags;              /* the program has only the options with all of these bits; the fields of the others get their defaults */
 };

@@ -281,9 +281,10 @@ Test(options, test_group_within_the_programs_struct)
         {.name = "model", .kind = OPTION_STR, .offset = offsetof(struct config, model), .help = "", .tags = 3},
         {.name = "pool-size", .kind = OPTION_BYTES, .offset = offsetof(struct config, pool_bytes), .help = "", .fallback = "2G", .min = 0, .max = INT64_MAX, .tags = 1},
         {.name = "fetch", .kind = OPTION_INT, .offset = offsetof(struct config, fetch), .help = "", .fallback = "1", .min = 0, .max = 9, .tags = 2},
+        {.name = NULL},
     };
     static const struct option_spec own[] = {{.name = "json", .kind = OPTION_BOOL, .offset = offsetof(struct program, json), .help = "", .fallback = "off"}};
-    const struct option_group groups[] = {{.specs = tagged, .n_specs = 3, .offset = offsetof(struct program, shared), .tags = 2}};
+    const struct option_group groups[] = {{.specs = tagged, .offset = offsetof(struct program, shared), .tags = 2}};
     const struct option_set with_group = {.program = "demo", .summary = "", .specs = own, .n_specs = 1, .groups = groups, .n_groups = 1};
     static const char *const names[] = {"json", "model", "fetch"}, *const values[] = {"on", "m", "4"};
     char *argv[] = {"demo", "--json", "--config", (char *)file_of("model = m\n"), NULL}, text[8];
