@@ -30,6 +30,10 @@ template <int D> struct index_tile {
     int8_t query[TILE_ROWS * LD];
     float step_code[TILE_ROWS], step_sum[TILE_ROWS], step_middle[TILE_ROWS];
     int32_t item[TILE_ITEMS];
+    /* The items' slow_pages, which all warps need for every sub-page, and lie far apart in memory; layer and KV head are the same for all. */
+    const struct kv_block *blocks[TILE_ITEMS];
+    const uint16_t *masks[TILE_ITEMS];
+    int32_t n_subpages[TILE_ITEMS], layer, kv_head;
     float *e[TILE_ROWS];       /* of the row's head and sub-page 0 */
     uint8_t owner[TILE_ROWS], head[TILE_ROWS]; /* which of the items, and which of its heads; of rows behind the last one the last item */
 };
@@ -147,12 +151,12 @@ template <int D> DEVICE void index_score_entry(const struct decode_args &a, cons
 template <int D> DEVICE void index_score_subpage(const struct decode_args &a, const struct index_tile<D> &tile, int n_items, int subpage)
 {
     const int lane = (int)threadIdx.x % 32;
-    const struct decode_item *item = lane < n_items ? &a.items[tile.item[lane]] : nullptr;
-    const bool there = item && subpage < item->slow.n_subpages;
-    const uint32_t tokens = there ? item->slow.masks[subpage] : 0;
-    const unsigned long long entry = tokens ? (unsigned long long)kv_page_at(&a.layout, &item->slow, subpage).index : 0;
+    const bool there = lane < n_items && subpage < tile.n_subpages[lane];
+    const struct slow_pages slow = {there ? tile.blocks[lane] : nullptr, there ? tile.masks[lane] : nullptr, 0, 0, tile.layer, tile.kv_head};
+    const uint32_t tokens = there ? slow.masks[subpage] : 0;
+    const unsigned long long entry = tokens ? (unsigned long long)kv_page_at(&a.layout, &slow, subpage).index : 0;
     for (int h = 0; there && tokens == 0 && h < a.group; h++)
-        item->e[(int64_t)subpage * a.group + h] = -INFINITY;
+        tile.e[lane * a.group + h][(int64_t)subpage * a.group] = -INFINITY;
     unsigned left = __ballot_sync(0xFFFFFFFFu, tokens != 0);
     while (left) {
         const int leader = __popc((left & -left) - 1);
@@ -169,8 +173,17 @@ template <int D> __global__ void __launch_bounds__(TILE_WARPS * 32) index_score_
     __shared__ __align__(16) struct index_tile<D> tile;
     const struct index_tile_items items = t.tiles[blockIdx.y];
     const int warp = (int)threadIdx.x / 32, n_rows = items.n * a.group;
-    for (int i = (int)threadIdx.x; i < items.n; i += TILE_WARPS * 32)
+    for (int i = (int)threadIdx.x; i < items.n; i += TILE_WARPS * 32) {
+        const struct slow_pages &slow = a.items[t.order[items.first + i]].slow;
         tile.item[i] = t.order[items.first + i];
+        tile.blocks[i] = slow.blocks;
+        tile.masks[i] = slow.masks;
+        tile.n_subpages[i] = slow.n_subpages;
+        if (i == 0) {
+            tile.layer = slow.layer;
+            tile.kv_head = slow.kv_head;
+        }
+    }
     for (int row = (int)threadIdx.x; row < TILE_ROWS; row += TILE_WARPS * 32) {
         const int owner = min(row, n_rows - 1) / a.group, head = row % a.group;
         tile.owner[row] = (uint8_t)owner;
