@@ -279,6 +279,7 @@ struct sample_params {
     const struct logit_bias *bias; int n_bias;
     const struct token_count *counts; int n_counts;
     const int32_t *banned; int n_banned; /* never drawn (min_tokens, ignore_eos keeps eos allowed) */
+    const int32_t *given;    /* this token is taken whatever the rest says, for its log-probability; NULL: one is drawn */
     int n_top;               /* how many top log-probabilities to return, 0..32 */
 };
 struct top_logprob { int32_t token; float logprob; };
@@ -288,10 +289,18 @@ struct sample_result {
     struct top_logprob top[32];
     int n_top;
 };
+/* One row of a call. */
+struct sample_row {
+    const float *logits;     /* [n_vocab], not changed; rows may share them */
+    struct sample_params params; /* what they point at is host memory */
+    struct sample_result result; /* out, where status is 0 */
+    int status;              /* out: 0, or what keeps this row alone from being drawn: -EINVAL as above, -ENOTSUP for lists of more than 2 MiB together on a GPU */
+};
 
 /* What a caller will ask of the ops at most; 0: never. */
 struct op_bounds {
     int n_heads, n_kv_heads, head_dim, n_vocab;
+    int n_samples;           /* sample: rows a call */
     int n_items;             /* attn_decode: items a call, */
     int n_rows[2];           /*   fast rows of an item, */
     int n_pages, fetch_pages; /*  sub-pages of an item, and fetched ones */
@@ -354,8 +363,9 @@ struct kernel_ops {
      * (device_ops.stream_scratch), else from the arena. Pure. */
     size_t (*scratch_bytes)(struct stream *s, const struct op_bounds *bounds);
 
-    /* One row of logits [n_vocab]; not changed. */
-    int (*sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
+    /* Draws from n rows, each as it would be drawn from alone; results are there on return (a GPU is waited for once). Negative, also -EINVAL for n < 0 or n_vocab outside 1 .. 2^24: no row has been
+     * drawn from. */
+    int (*sample)(struct stream *s, struct sample_row *rows, int n, int n_vocab);
 };
 
 const struct kernel_ops *cpu_kernel_ops(void);

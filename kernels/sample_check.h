@@ -19,13 +19,19 @@ static inline int sample_check_tokens(const struct sample_params *p, int n_vocab
     for (int i = 0; i < p->n_banned; i++)
         if (p->banned[i] < 0 || p->banned[i] >= n_vocab)
             return -EINVAL;
-    return 0;
+    return p->given && (*p->given < 0 || *p->given >= n_vocab) ? -EINVAL : 0;
+}
+
+/* -EINVAL, of a whole call. */
+static inline int sample_check_call(int n, int n_vocab)
+{
+    return n < 0 || n_vocab < 1 || n_vocab > SAMPLE_VOCAB_MAX ? -EINVAL : 0;
 }
 
 /* -EINVAL where a parameter is outside of what kernels.h allows. */
 static inline int sample_check(const struct sample_params *p, int n_vocab)
 {
-    if (n_vocab < 1 || n_vocab > SAMPLE_VOCAB_MAX || p->n_bias < 0 || p->n_counts < 0 || p->n_banned < 0 || p->n_top < 0 || p->n_top > SAMPLE_TOP_MAX)
+    if (p->n_bias < 0 || p->n_counts < 0 || p->n_banned < 0 || p->n_top < 0 || p->n_top > SAMPLE_TOP_MAX)
         return -EINVAL;
     if (!(p->temperature >= 0) || !(p->top_p >= 0 && p->top_p <= 1) || !(p->min_p >= 0 && p->min_p <= 1))
         return -EINVAL;
@@ -38,4 +44,10 @@ static inline int sample_check(const struct sample_params *p, int n_vocab)
 static inline bool sample_has_penalties(const struct sample_params *p)
 {
     return p->n_counts > 0 && (p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1);
+}
+
+/* Whether a token is drawn from other logits than the model's. */
+static inline bool sample_adjusts(const struct sample_params *p)
+{
+    return !p->given && (p->n_bias > 0 || p->n_banned > 0 || sample_has_penalties(p));
 }

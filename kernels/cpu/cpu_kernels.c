@@ -68,9 +68,9 @@ static int attn_column_sums(struct stream *s, const struct column_sum_params *p)
     return s->device->ops->attn_column_sums(s, p);
 }
 
-static int sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
+static int sample(struct stream *s, struct sample_row *rows, int n, int n_vocab)
 {
-    return s->device->ops->sample(s, logits, n_vocab, p, ret);
+    return s->device->ops->sample(s, rows, n, n_vocab);
 }
 
 static int topk(struct stream *s, const float *scores, int n_rows, int64_t n, int64_t k, int32_t *indices)

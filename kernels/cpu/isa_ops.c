@@ -6,9 +6,8 @@
 /* The ops that are not named here work in the threads' own scratch. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *b)
 {
-    const size_t decode = ISA(attn_decode_scratch)(b), window = ISA(window_scores_scratch)(b), sample = ISA(sample_scratch)(b);
+    const size_t decode = ISA(attn_decode_scratch)(b), window = ISA(window_scores_scratch)(b), sample = ISA(sample_scratch)(s, b);
     const size_t most = decode > window ? decode : window;
-    (void)s;
     return cpu_op_round(most > sample ? most : sample);
 }
 

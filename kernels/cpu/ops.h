@@ -13,7 +13,7 @@ int ISA(attn_prefill)(struct stream *s, const struct attn_prefill_params *p);
 int ISA(attn_decode)(struct stream *s, struct attn_decode_params *p);
 int ISA(page_summaries)(struct stream *s, const struct page_summary_params *p);
 int ISA(window_scores)(struct stream *s, const struct window_score_params *p);
-int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret);
+int ISA(sample)(struct stream *s, struct sample_row *rows, int n, int n_vocab);
 int ISA(keydiff_scores)(struct stream *s, const struct keydiff_params *p);
 int ISA(merge_scores)(struct stream *s, const struct score_merge_params *p);
 int ISA(attn_column_sums)(struct stream *s, const struct column_sum_params *p);
@@ -24,4 +24,4 @@ int ISA(block_decode)(struct stream *s, const struct block_params *blocks, int n
 /* Parts of scratch_bytes. */
 size_t ISA(attn_decode_scratch)(const struct op_bounds *b);
 size_t ISA(window_scores_scratch)(const struct op_bounds *b);
-size_t ISA(sample_scratch)(const struct op_bounds *b);
+size_t ISA(sample_scratch)(const struct stream *s, const struct op_bounds *b);

@@ -1,19 +1,36 @@
-/* Draws a token from one row of logits. The order is vLLM's: logit bias, penalties (repetition, frequency, presence), bans; greedy, or temperature, min-p, top-k, top-p,
+/* Draws a token from each row of logits. The order is vLLM's: logit bias, penalties (repetition, frequency, presence), bans; greedy, or temperature, min-p, top-k, top-p,
  * each on what the one before left; then the inverse of the distribution function at a Philox number keyed by (seed, position).
  *
  * Nothing is sorted. Every filter comes down to a threshold (z, id) on the candidates' order "weight descending, id ascending". For top-k and top-p a pass counts tokens
  * and weights above a few bounds, again between the two that enclose the cut while many lie there; those are gathered and searched (sample_cut.h). The draw finds the chunk of tokens by
- * its sum, then the token inside. A row of 131,072 logits takes five to ten passes of vector code, on the calling thread. */
+ * its sum, then the token inside. A row of 131,072 logits takes five to ten passes of vector code, on one thread; rows run beside one another. */
 #include "kernels/cpu/cpu_private.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/cpu/philox.h"
 #include "kernels/cpu/sample_scan.h"
 #include "kernels/sample_check.h"
 #include <errno.h>
+#include <pthread.h>
 
 enum {
     CUT_GATHER = 4096, /* candidates that are gathered without further narrowing */
     CUT_ROUNDS = 6,    /* of narrowing: many equal logits cannot be told apart by it */
+};
+
+/* What the rows of a call share. */
+struct sample_call {
+    struct stream *stream;
+    struct sample_row *rows;
+    int n, n_vocab;
+    float *adjusted;                    /* [min(n, threads), n_vocab padded], or NULL: no row needs one */
+    struct cut_candidate *all;          /* [n_vocab] for cuts with more candidates than a thread's scratch holds, or NULL: no row has filters */
+    pthread_mutex_t all_lock;
+};
+
+/* A row at work on a thread. */
+struct sample_work {
+    struct sample_call *call;
+    void *scratch; /* [CPU_SCRATCH_BYTES] */
 };
 
 static void adjust(float *x, const struct sample_params *p)
@@ -59,27 +76,34 @@ static void window_narrow(struct cut_window *w, const float *bounds, const struc
     w->low = bounds[b];
 }
 
-/* Gathers the window's candidates and puts the row's threshold where their sum gets to `target`. */
-static int window_cut(struct stream *s, struct scan_row *r, const struct cut_window *w, double target, bool counting)
+/* Gathers the window's candidates, n of them, and puts the row's threshold where their sum gets to `target`. */
+static void gather_cut(struct scan_row *r, const struct cut_window *w, double target, bool counting, struct cut_candidate *candidates, int64_t n)
 {
-    void *candidates;
-    if (w->n_between < 1)
-        return 0; /* rounding: the target is all there is */
-    int e = cpu_op_alloc(s, (size_t)w->n_between * sizeof(struct cut_candidate), &candidates);
-    if (e < 0)
-        return e;
-    int64_t n = scan_gather(r, w->low, w->high, counting, candidates, (int64_t)w->n_between);
-    if (n > 0) {
-        uint64_t last = cut_last(candidates, n, target - w->above);
-        r->z = scan_key_z(last);
-        r->id = (int32_t)(last & 0xFFFFFFFFu);
+    n = scan_gather(r, w->low, w->high, counting, candidates, n);
+    if (n == 0)
+        return;
+    uint64_t last = cut_last(candidates, n, target - w->above);
+    r->z = scan_key_z(last);
+    r->id = (int32_t)(last & 0xFFFFFFFFu);
+}
+
+/* Many candidates are rare (thousands of equal logits), so rows take turns then. */
+static void window_cut(const struct sample_work *work, struct scan_row *r, const struct cut_window *w, double target, bool counting)
+{
+    const int64_t n = (int64_t)w->n_between;
+    if (n < 1)
+        return; /* rounding: the target is all there is */
+    if ((size_t)n <= CPU_SCRATCH_BYTES / sizeof(struct cut_candidate)) {
+        gather_cut(r, w, target, counting, work->scratch, n);
+        return;
     }
-    cpu_op_free(s, candidates);
-    return 0;
+    pthread_mutex_lock(&work->call->all_lock);
+    gather_cut(r, w, target, counting, work->call->all, n);
+    pthread_mutex_unlock(&work->call->all_lock);
 }
 
 /* Keeps the shortest prefix of the candidates that has `amount` of them (counting) or that share of their weight. */
-static int cut(struct stream *s, struct scan_row *r, double amount, bool counting)
+static void cut(const struct sample_work *work, struct scan_row *r, double amount, bool counting)
 {
     struct cut_window w = {.low = -INFINITY, .high = 0x1p-20f /* every z is <= 0 */};
     double target = amount;
@@ -92,21 +116,26 @@ static int cut(struct stream *s, struct scan_row *r, double amount, bool countin
             target = counting ? amount : amount * h.weight[SCAN_BOUNDS - 1];
         }
         if (counting && i == 0 && w.n_between <= amount)
-            return 0;
+            return;
         window_narrow(&w, bounds, &h, counting ? h.count : h.weight, target);
     }
-    return window_cut(s, r, &w, target, counting);
+    window_cut(work, r, &w, target, counting);
+}
+
+static bool cuts_by_count(const struct sample_params *p, int n_vocab)
+{
+    return p->top_k > 0 && p->top_k < n_vocab;
 }
 
 /* min-p, top-k, top-p. */
-static int filter(struct stream *s, struct scan_row *r, const struct sample_params *p)
+static void filter(const struct sample_work *work, struct scan_row *r, const struct sample_params *p)
 {
-    int e = 0;
     if (p->min_p > 0)
         r->z = vmath_logf(p->min_p); /* ids are not limited yet */
-    if (p->top_k > 0 && p->top_k < r->n)
-        e = cut(s, r, p->top_k, true);
-    return e == 0 && p->top_p < 1 ? cut(s, r, p->top_p, false) : e;
+    if (cuts_by_count(p, r->n))
+        cut(work, r, p->top_k, true);
+    if (p->top_p < 1)
+        cut(work, r, p->top_p, false);
 }
 
 /* The token at `u` in [0, 1) of the distribution function, tokens in order of id. */
@@ -135,7 +164,7 @@ static int32_t draw(const struct scan_row *r, double u, float *chunk_sum)
     return token;
 }
 
-static int choose(struct stream *s, const float *x, int n_vocab, const struct sample_params *p, int32_t *ret_token)
+static int choose(const struct sample_work *work, const float *x, int n_vocab, const struct sample_params *p, int32_t *ret_token)
 {
     float max = scan_max(x, n_vocab);
     if (max == -INFINITY)
@@ -146,10 +175,8 @@ static int choose(struct stream *s, const float *x, int n_vocab, const struct sa
     }
     float inverse = 1 / p->temperature;
     struct scan_row r = {.x = x, .n = n_vocab, .max = max, .inverse_temperature = inverse < FLT_MAX ? inverse : FLT_MAX, .z = -INFINITY, .id = SAMPLE_VOCAB_MAX};
-    int e = filter(s, &r, p);
-    if (e < 0)
-        return e;
-    *ret_token = draw(&r, philox_uniform(p->seed, p->position), cpu_scratch(s, 0));
+    filter(work, &r, p);
+    *ret_token = draw(&r, philox_uniform(p->seed, p->position), work->scratch);
     return 0;
 }
 
@@ -171,29 +198,88 @@ static int report(const float *logits, int n_vocab, const struct sample_params *
     return 0;
 }
 
-/* The adjusted row and, while it is cut, at most every token as a candidate. */
-size_t ISA(sample_scratch)(const struct op_bounds *b)
+static size_t padded_floats(int n_vocab)
 {
-    return cpu_op_round((size_t)b->n_vocab * sizeof(float)) + cpu_op_round((size_t)b->n_vocab * sizeof(struct cut_candidate));
+    return cpu_op_round((size_t)n_vocab * sizeof(float)) / sizeof(float);
 }
 
-int ISA(sample)(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
+/* Rows that are at work at a time, at most. */
+static int rows_at_once(const struct stream *s, int n)
 {
+    return n < cpu_threads(s) ? n : cpu_threads(s);
+}
+
+/* Adjusted rows and, while one is cut, at most every token as a candidate. */
+size_t ISA(sample_scratch)(const struct stream *s, const struct op_bounds *b)
+{
+    if (b->n_samples == 0)
+        return 0;
+    return (size_t)rows_at_once(s, b->n_samples) * padded_floats(b->n_vocab) * sizeof(float) + cpu_op_round((size_t)b->n_vocab * sizeof(struct cut_candidate));
+}
+
+static int sample_row(const struct sample_work *work, float *adjusted, struct sample_row *row)
+{
+    const int n_vocab = work->call->n_vocab;
+    const struct sample_params *p = &row->params;
+    const float *x = row->logits;
     int r = sample_check(p, n_vocab);
-    void *adjusted = NULL;
     int32_t token;
     if (r < 0)
         return r;
-    if (p->n_bias > 0 || p->n_banned > 0 || sample_has_penalties(p)) {
-        r = cpu_op_alloc(s, sizeof *logits * (size_t)n_vocab, &adjusted);
-        if (r < 0)
-            return r;
-        memcpy(adjusted, logits, sizeof *logits * (size_t)n_vocab);
+    if (sample_adjusts(p)) {
+        memcpy(adjusted, x, sizeof *x * (size_t)n_vocab);
         adjust(adjusted, p);
+        x = adjusted;
     }
-    r = choose(s, adjusted ? adjusted : logits, n_vocab, p, &token);
+    if (p->given)
+        token = *p->given;
+    else
+        r = choose(work, x, n_vocab, p, &token);
+    return r < 0 ? r : report(row->logits, n_vocab, p, token, &row->result);
+}
+
+static void sample_task(void *arg, int64_t i, int thread)
+{
+    struct sample_call *call = arg;
+    const struct sample_work work = {call, cpu_scratch(call->stream, thread)};
+    const size_t piece = call->n < cpu_threads(call->stream) ? (size_t)i : (size_t)thread;
+    call->rows[i].status = sample_row(&work, call->adjusted ? call->adjusted + piece * padded_floats(call->n_vocab) : NULL, &call->rows[i]);
+}
+
+/* What the call's rows need of scratch. */
+static int call_alloc(struct sample_call *call)
+{
+    bool adjusts = false, cuts = false;
+    void *adjusted = NULL, *all = NULL;
+    int r = 0;
+    for (int i = 0; i < call->n; i++) {
+        const struct sample_params *p = &call->rows[i].params;
+        adjusts |= sample_adjusts(p);
+        cuts |= !p->given && p->temperature > 0 && (p->top_p < 1 || cuts_by_count(p, call->n_vocab));
+    }
+    if (adjusts)
+        r = cpu_op_alloc(call->stream, (size_t)rows_at_once(call->stream, call->n) * padded_floats(call->n_vocab) * sizeof(float), &adjusted);
+    if (r == 0 && cuts && (size_t)call->n_vocab > CPU_SCRATCH_BYTES / sizeof(struct cut_candidate))
+        r = cpu_op_alloc(call->stream, (size_t)call->n_vocab * sizeof(struct cut_candidate), &all);
+    if (r < 0) {
+        cpu_op_free(call->stream, adjusted);
+        return r;
+    }
+    call->adjusted = adjusted;
+    call->all = all;
+    return 0;
+}
+
+int ISA(sample)(struct stream *s, struct sample_row *rows, int n, int n_vocab)
+{
+    struct sample_call call = {.stream = s, .rows = rows, .n = n, .n_vocab = n_vocab, .all_lock = PTHREAD_MUTEX_INITIALIZER};
+    int r = sample_check_call(n, n_vocab);
     if (r == 0)
-        r = report(logits, n_vocab, p, token, ret);
-    cpu_op_free(s, adjusted);
-    return r;
+        r = call_alloc(&call);
+    if (r < 0)
+        return r;
+    cpu_run(s, n, sample_task, &call);
+    cpu_op_free(s, call.all);
+    cpu_op_free(s, call.adjusted);
+    return 0;
 }

@@ -8,7 +8,7 @@
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
-    const size_t parts[] = {sizeof(float) * (size_t)bounds->n_vocab, cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds), cuda_attn_prefill_scratch(s, bounds)};
+    const size_t parts[] = {cuda_sample_scratch(bounds), cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds), cuda_attn_prefill_scratch(s, bounds)};
     size_t most = 0;
     (void)s;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)

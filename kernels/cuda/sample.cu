@@ -1,21 +1,23 @@
-/* Draws a token from one row of logits: kernels/cpu/sample.c's order (bias, penalties, bans; greedy, or temperature, min-p, top-k, top-p; then the inverse of the distribution function at
- * the same Philox number), by one block of 1,024 threads.
+/* Draws a token from each row of logits: kernels/cpu/sample.c's order (bias, penalties, bans; greedy, or temperature, min-p, top-k, top-p; then the inverse of the distribution function at
+ * the same Philox number), by a block of 1,024 threads a row. All rows of a call are one launch, with one copy of arguments before and one of answers behind it, unless their lists are longer than
+ * a piece of the stream's ring.
  *
  * Nothing is sorted. Weights are integers, exp(z) * 2^38 rounded, so that sums are exact in any order; top-k, top-p and the draw are one search: the least key at which the sum of weights,
  * in the order of keys, reaches a target, found digit by digit from histograms of 256 bins in shared memory. For the filters a key is (-z, id), for the draw it is the id. A token differs
  * from the CPU's only where a sum of the CPU's floats falls on the other side of a border: about one in 10^6.
- * Reads the row about 6 times when greedy, 25 times with all filters, from cache. Shared memory: 2.2 KiB. */
+ * Reads the row about 5 times when greedy, 20 times with all filters, from cache. Shared memory: 2.2 KiB. */
 #include "kernels/cpu/philox.h"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/radix_select.cuh"
 #include "kernels/sample_check.h"
 #include <float.h>
+#include <string.h>
 
 enum { SAMPLE_THREADS = 1024, ID_DIGITS = 3, Z_DIGITS = 4 };
 typedef unsigned long long sum_t;
 #define WEIGHT_ONE 0x1p38
 
-struct sample_args { /* without padding, which the emulator would take for addresses */
+struct sample_args { /* of a row; in device memory */
     const float *logits;
     float *row;              /* the adjusted copy, or NULL: logits as they are */
     const struct logit_bias *bias;
@@ -27,8 +29,8 @@ struct sample_args { /* without padding, which the emulator would take for addre
     float presence, frequency, repetition;
     int top_k;               /* 0: off */
     int n_vocab, n_bias, n_counts, n_banned, n_top;
+    int given;               /* the token, or -1: one is drawn */
 };
-static_assert(sizeof(struct sample_args) == 5 * 8 + 8 + 12 * 4, "no padding");
 
 struct sample_answer {
     int32_t status; /* 0 or -EINVAL: nothing can be drawn */
@@ -38,6 +40,7 @@ struct sample_answer {
 struct sample_shared {
     sum_t bins[RADIX_BINS];
     sum_t key, left;     /* of a search: the digits found; what is still to be reached */
+    bool whole;          /* all that has these digits is taken */
     sum_t total, best;
 };
 
@@ -59,25 +62,46 @@ DEVICE sum_t fixed_weight(float z)
     return (sum_t)((double)exp_nonpositive(z) * WEIGHT_ONE + 0.5);
 }
 
+/* Over a warp. Atomics of a block's threads on one word take turns, so each warp brings one. */
+DEVICE sum_t warp_total(sum_t x)
+{
+    for (int h = 16; h > 0; h /= 2)
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, h);
+    return x;
+}
+
+DEVICE sum_t warp_largest(sum_t x)
+{
+    for (int h = 16; h > 0; h /= 2) {
+        const sum_t other = __shfl_xor_sync(0xFFFFFFFFu, x, h);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
 /* The largest x over the block. */
 DEVICE sum_t block_max(struct sample_shared *s, sum_t x)
 {
+    x = warp_largest(x);
     __syncthreads();
     if (threadIdx.x == 0)
         s->best = 0;
     __syncthreads();
-    atomicMax(&s->best, x);
+    if (threadIdx.x % 32 == 0)
+        atomicMax(&s->best, x);
     __syncthreads();
     return s->best;
 }
 
 DEVICE sum_t block_total(struct sample_shared *s, sum_t x)
 {
+    x = warp_total(x);
     __syncthreads();
     if (threadIdx.x == 0)
         s->total = 0;
     __syncthreads();
-    atomicAdd(&s->total, x);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&s->total, x);
     __syncthreads();
     return s->total;
 }
@@ -94,27 +118,76 @@ DEVICE float row_max(struct sample_shared *s, const float *x, int n)
 }
 
 /* A row of weights behind a threshold: candidate i has key (z, i) and passes if it is at most `last`. */
-struct sample_row {
+struct weight_row {
     const float *x;
     int n;
     float max, inverse_temperature;
     sum_t last;
 };
 
-DEVICE float row_exponent(const struct sample_row &r, int i)
+DEVICE float row_exponent(const struct weight_row &r, int i)
 {
     return (load_logit(r.x, i) - r.max) * r.inverse_temperature;
 }
 
 /* Candidate: passes, and has a weight that the CPU too would count. */
-DEVICE bool row_candidate(const struct sample_row &r, int i, float z)
+DEVICE bool row_candidate(const struct weight_row &r, int i, float z)
 {
     return exp_nonpositive(z) > 0 && candidate_key(z, i) <= r.last;
 }
 
+/* Adds this lane's weight to its bin; by whole warps. Neighbours mostly share their upper digits, so what falls into the bin of the first lane is added once. */
+DEVICE void bins_add(sum_t *bins, bool counts, unsigned bin, sum_t weight)
+{
+    const unsigned lanes = __ballot_sync(0xFFFFFFFFu, counts);
+    if (lanes == 0)
+        return;
+    const int leader = __ffs((int)lanes) - 1;
+    const unsigned leaders = __shfl_sync(0xFFFFFFFFu, bin, leader);
+    const bool with_leader = counts && bin == leaders;
+    const sum_t sum = warp_total(with_leader ? weight : 0);
+    if ((int)threadIdx.x % 32 == leader)
+        atomicAdd(&bins[bin], sum);
+    else if (counts && !with_leader)
+        atomicAdd(&bins[bin], weight);
+}
+
+/* The bin in which what is left is reached, by warp 0; the last one with any weight, and all of it, if it never is. */
+DEVICE void choose_bin(struct sample_shared *s, int shift)
+{
+    enum { BINS = RADIX_BINS / 32 };
+    const int lane = (int)threadIdx.x, first = lane * BINS;
+    sum_t own = 0, left = s->left;
+    for (int i = 0; i < BINS; i++)
+        own += s->bins[first + i];
+    sum_t before = own;
+    for (int x = 1; x < 32; x *= 2) {
+        const sum_t below = __shfl_up_sync(0xFFFFFFFFu, before, (unsigned)x);
+        before += lane >= x ? below : 0;
+    }
+    const unsigned reached = __ballot_sync(0xFFFFFFFFu, before >= left), weighs = __ballot_sync(0xFFFFFFFFu, own > 0);
+    __syncwarp(); /* all have read what is left */
+    const int owner = reached ? __ffs((int)reached) - 1 : weighs ? 31 - __clz((int)weighs) : 0;
+    if (lane != owner)
+        return;
+    int bin = first;
+    left -= before - own;
+    if (reached) {
+        for (; s->bins[bin] < left; bin++)
+            left -= s->bins[bin];
+    } else {
+        for (int i = 0; i < BINS; i++)
+            bin = s->bins[first + i] > 0 ? first + i : bin;
+        left = s->bins[bin] > 0 ? s->bins[bin] : 1;
+    }
+    s->key |= (sum_t)bin << shift;
+    s->left = left;
+    s->whole = s->bins[bin] == left;
+}
+
 /* `by_id`: the key of candidate i is i, else (z, i). `counting`: each weighs 1. The least key up to which, in the order of keys, the sum is at least `target` (and at least one candidate is
- * met); the last candidate's key if the target is never reached. */
-DEVICE sum_t row_search(struct sample_shared *s, const struct sample_row &r, bool by_id, bool counting, sum_t target)
+ * met); the last candidate's key if the target is never reached. Not by id: a key between that one and the next candidate's, as soon as all that shares the digits found is taken. */
+DEVICE sum_t row_search(struct sample_shared *s, const struct weight_row &r, bool by_id, bool counting, sum_t target)
 {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -128,37 +201,24 @@ DEVICE sum_t row_search(struct sample_shared *s, const struct sample_row &r, boo
             s->bins[b] = 0;
         __syncthreads();
         const sum_t prefix = s->key >> (above - 1) >> 1;
-        for (int i = (int)threadIdx.x; i < r.n; i += SAMPLE_THREADS) {
-            const float z = row_exponent(r, i);
+        for (int first = 0; first < r.n; first += SAMPLE_THREADS) {
+            const int i = first + (int)threadIdx.x;
+            const float z = i < r.n ? row_exponent(r, i) : -INFINITY;
             const sum_t key = by_id ? (sum_t)i : candidate_key(z, i);
-            if (key >> (above - 1) >> 1 == prefix && row_candidate(r, i, z))
-                atomicAdd(&s->bins[key >> shift & 255], counting ? (sum_t)1 : fixed_weight(z));
+            const bool counts = i < r.n && key >> (above - 1) >> 1 == prefix && row_candidate(r, i, z);
+            bins_add(s->bins, counts, (unsigned)(key >> shift & 255), !counts ? 0 : counting ? (sum_t)1 : fixed_weight(z));
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            int bin = 0, last = 0;
-            sum_t left = s->left;
-            for (; bin < RADIX_BINS; bin++) {
-                if (s->bins[bin] == 0)
-                    continue;
-                last = bin;
-                if (s->bins[bin] >= left)
-                    break;
-                left -= s->bins[bin];
-            }
-            if (bin == RADIX_BINS) { /* not reached: the last one with any weight, of which all is taken */
-                bin = last;
-                left = s->bins[last] > 0 ? s->bins[last] : 1;
-            }
-            s->key |= (sum_t)bin << shift;
-            s->left = left;
-        }
+        if (threadIdx.x < 32)
+            choose_bin(s, shift);
         __syncthreads();
+        if (!by_id && s->whole)
+            return s->key | (((sum_t)1 << shift) - 1);
     }
     return s->key;
 }
 
-DEVICE sum_t row_total(struct sample_shared *s, const struct sample_row &r, bool counting)
+DEVICE sum_t row_total(struct sample_shared *s, const struct weight_row &r, bool counting)
 {
     sum_t sum = 0;
     for (int i = (int)threadIdx.x; i < r.n; i += SAMPLE_THREADS) {
@@ -193,10 +253,11 @@ DEVICE void adjust(const struct sample_args &a)
     __syncthreads();
 }
 
-/* The token, or -1 where everything is banned. */
-DEVICE int choose(struct sample_shared *s, const struct sample_args &a, const float *x)
+/* The token, or -1 where everything is banned. `max` is that of the raw logits. */
+DEVICE int choose(struct sample_shared *s, const struct sample_args &a, float max)
 {
-    struct sample_row r = {x, a.n_vocab, row_max(s, x, a.n_vocab), a.inverse_temperature, ~(sum_t)0};
+    const float *x = a.row ? a.row : a.logits;
+    struct weight_row r = {x, a.n_vocab, a.row ? row_max(s, x, a.n_vocab) : max, a.inverse_temperature, ~(sum_t)0};
     if (r.max == -INFINITY)
         return -1;
     if (a.inverse_temperature == 0) {
@@ -239,14 +300,17 @@ DEVICE int top_logits(struct sample_shared *s, const struct sample_args &a, floa
     return a.n_top;
 }
 
-__global__ void __launch_bounds__(SAMPLE_THREADS) sample_kernel(const struct sample_args a, struct sample_answer *answer)
+/* A row a block. */
+__global__ void __launch_bounds__(SAMPLE_THREADS) sample_kernel(const struct sample_args *rows, struct sample_answer *answers)
 {
     __shared__ struct sample_shared s;
+    const struct sample_args a = rows[blockIdx.x];
+    struct sample_answer *answer = answers + blockIdx.x;
     if (a.row)
         adjust(a);
-    const int token = choose(&s, a, a.row ? a.row : a.logits);
-    const struct sample_row raw = {a.logits, a.n_vocab, row_max(&s, a.logits, a.n_vocab), 1, ~(sum_t)0};
-    if (token < 0 || raw.max == -INFINITY) { /* the same for every thread */
+    const struct weight_row raw = {a.logits, a.n_vocab, row_max(&s, a.logits, a.n_vocab), 1, ~(sum_t)0};
+    const int token = raw.max == -INFINITY ? -1 : a.given >= 0 ? a.given : choose(&s, a, raw.max);
+    if (token < 0) { /* the same for every thread */
         if (threadIdx.x == 0)
             answer->status = -EINVAL;
         return;
@@ -260,6 +324,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) sample_kernel(const struct sam
         answer->result.n_top = n_top;
     }
 }
+
+/* ---- host ---- */
 
 static struct sample_args make_args(const float *logits, int n_vocab, const struct sample_params *p)
 {
@@ -275,47 +341,140 @@ static struct sample_args make_args(const float *logits, int n_vocab, const stru
     a.presence = p->presence_penalty;
     a.frequency = p->frequency_penalty;
     a.repetition = p->repetition_penalty;
-    a.n_bias = p->n_bias;
-    a.n_counts = sample_has_penalties(p) ? p->n_counts : 0;
-    a.n_banned = p->n_banned;
+    a.n_bias = p->given ? 0 : p->n_bias;
+    a.n_counts = !p->given && sample_has_penalties(p) ? p->n_counts : 0;
+    a.n_banned = p->given ? 0 : p->n_banned;
     a.n_top = p->n_top;
+    a.given = p->given ? *p->given : -1;
     return a;
 }
 
-/* p and what it names are host memory; logits are device memory. Waits, because the caller gets the token. */
-extern "C" int cuda_sample(struct stream *s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret)
+static size_t align16(size_t bytes)
 {
-    void *row = nullptr, *host, *answer;
-    const void *bias = nullptr, *counts = nullptr, *banned = nullptr;
-    int r = sample_check(p, n_vocab);
+    return (bytes + 15) & ~(size_t)15;
+}
+
+/* Bytes of a row's lists in the piece of arguments; with `host` they are written there, and a's pointers are into `device`, which is the same piece. */
+static size_t row_lists(struct sample_args *a, const struct sample_params *p, uint8_t *host, uint8_t *device)
+{
+    const struct { const void *src; size_t bytes; } lists[] = {
+        {p->bias, sizeof *p->bias * (size_t)a->n_bias}, {p->counts, sizeof *p->counts * (size_t)a->n_counts}, {p->banned, sizeof *p->banned * (size_t)a->n_banned}};
+    size_t at[4] = {0};
+    for (int i = 0; i < 3; i++) {
+        at[i + 1] = at[i] + align16(lists[i].bytes);
+        if (host && lists[i].bytes)
+            memcpy(host + at[i], lists[i].src, lists[i].bytes);
+    }
+    if (host) {
+        a->bias = (const struct logit_bias *)(device + at[0]);
+        a->counts = (const struct token_count *)(device + at[1]);
+        a->banned = (const int32_t *)(device + at[2]);
+    }
+    return at[3];
+}
+
+static size_t padded_floats(int n_vocab)
+{
+    return ((size_t)n_vocab + 63) / 64 * 64;
+}
+
+extern "C" size_t cuda_sample_scratch(const struct op_bounds *b)
+{
+    return sizeof(float) * padded_floats(b->n_vocab) * (size_t)b->n_samples;
+}
+
+/* The rows of one launch: as many of those at the front as the ring takes in one piece. */
+struct sample_launch {
+    int n_seen, n;           /* rows at the front; those of them that are drawn from */
+    size_t n_adjusted;
+    size_t args, lists, bytes; /* the piece: answers, at `args` the arguments, at `lists` their lists */
+};
+
+/* Sets the status of rows that are not drawn from. */
+static struct sample_launch gather_rows(struct sample_row *rows, int n, int n_vocab)
+{
+    const size_t row_bytes = sizeof(struct sample_answer) + sizeof(struct sample_args), most = CUDA_ARGS_MAX_BYTES - 32;
+    struct sample_launch l = {};
+    size_t bytes = 0, lists = 0;
+    for (; l.n_seen < n; l.n_seen++) {
+        struct sample_row *row = &rows[l.n_seen];
+        row->status = sample_check(&row->params, n_vocab);
+        if (row->status < 0)
+            continue;
+        struct sample_args a = make_args(row->logits, n_vocab, &row->params);
+        const size_t more = row_lists(&a, &row->params, nullptr, nullptr);
+        if (row_bytes + more > most) {
+            row->status = -ENOTSUP;
+            continue;
+        }
+        if (bytes + row_bytes + more > most)
+            break;
+        bytes += row_bytes + more;
+        lists += more;
+        l.n_adjusted += sample_adjusts(&row->params);
+        l.n++;
+    }
+    l.args = align16(sizeof(struct sample_answer) * (size_t)l.n);
+    l.lists = align16(l.args + sizeof(struct sample_args) * (size_t)l.n);
+    l.bytes = l.lists + lists;
+    return l;
+}
+
+/* The arguments of the launch's rows, into the piece at `host`, which is the one at `device`. */
+static void write_args(const struct sample_launch &l, const struct sample_row *rows, int n_vocab, uint8_t *host, uint8_t *device, float *adjusted)
+{
+    struct sample_args *args = (struct sample_args *)(host + l.args);
+    size_t list = l.lists, n_adjusted = 0;
+    for (int i = 0, k = 0; i < l.n_seen; i++) {
+        if (rows[i].status < 0)
+            continue;
+        struct sample_args a = make_args(rows[i].logits, n_vocab, &rows[i].params);
+        list += row_lists(&a, &rows[i].params, host + list, device + list);
+        if (sample_adjusts(&rows[i].params))
+            a.row = adjusted + padded_floats(n_vocab) * n_adjusted++;
+        args[k++] = a;
+    }
+}
+
+static int launch_rows(struct stream *s, const struct sample_launch &l, struct sample_row *rows, int n_vocab)
+{
+    void *host, *device, *adjusted = nullptr;
+    int r = stream_args_room(s, l.bytes, &host, &device);
+    if (r == 0 && l.n_adjusted > 0)
+        r = stream_temp(s, sizeof(float) * padded_floats(n_vocab) * l.n_adjusted, &adjusted);
     if (r < 0)
         return r;
-    struct sample_args a = make_args(logits, n_vocab, p);
-    if (a.n_bias > 0)
-        r = stream_args(s, p->bias, sizeof *p->bias * (size_t)a.n_bias, &bias);
-    if (r == 0 && a.n_counts > 0)
-        r = stream_args(s, p->counts, sizeof *p->counts * (size_t)a.n_counts, &counts);
-    if (r == 0 && a.n_banned > 0)
-        r = stream_args(s, p->banned, sizeof *p->banned * (size_t)a.n_banned, &banned);
+    write_args(l, rows, n_vocab, (uint8_t *)host, (uint8_t *)device, (float *)adjusted);
+    r = stream_args_send(s, (uint8_t *)device + l.args, (uint8_t *)host + l.args, l.bytes - l.args);
     if (r == 0)
-        r = stream_args_room(s, sizeof(struct sample_answer), &host, &answer);
-    if (r == 0 && (a.n_bias > 0 || a.n_counts > 0 || a.n_banned > 0))
-        r = stream_temp(s, sizeof(float) * (size_t)n_vocab, &row);
-    if (r < 0)
-        return r;
-    a.row = (float *)row;
-    a.bias = (const struct logit_bias *)bias;
-    a.counts = (const struct token_count *)counts;
-    a.banned = (const int32_t *)banned;
-    r = LAUNCH(sample_kernel, 1, SAMPLE_THREADS, 0, s, a, (struct sample_answer *)answer);
+        r = LAUNCH(sample_kernel, (unsigned)l.n, SAMPLE_THREADS, 0, s, (const struct sample_args *)((uint8_t *)device + l.args), (struct sample_answer *)device);
     if (r == 0)
-        r = submit_copy(s, host, answer, sizeof(struct sample_answer));
+        r = submit_copy(s, host, device, sizeof(struct sample_answer) * (size_t)l.n);
     if (r == 0)
         r = stream_wait_idle(s);
     r = stream_temp_end(s, r);
-    if (r == 0)
-        r = ((const struct sample_answer *)host)->status;
-    if (r == 0)
-        *ret = ((const struct sample_answer *)host)->result;
+    const struct sample_answer *answer = (const struct sample_answer *)host;
+    for (int i = 0; r == 0 && i < l.n_seen; i++) {
+        if (rows[i].status < 0)
+            continue;
+        rows[i].status = answer->status;
+        if (answer->status == 0)
+            rows[i].result = answer->result;
+        answer++;
+    }
+    return r;
+}
+
+/* What the rows' parameters name is host memory; logits are device memory. Waits, because the caller gets the tokens. */
+extern "C" int cuda_sample(struct stream *s, struct sample_row *rows, int n, int n_vocab)
+{
+    int r = sample_check_call(n, n_vocab);
+    while (r == 0 && n > 0) {
+        const struct sample_launch l = gather_rows(rows, n, n_vocab);
+        if (l.n > 0)
+            r = launch_rows(s, l, rows, n_vocab);
+        rows += l.n_seen;
+        n -= l.n_seen;
+    }
     return r;
 }

@@ -5,6 +5,7 @@
  *   bench_attention [avx2|avx512|plain] [repeats] [threads] */
 #include "kernels/cpu/attn_pieces.h"
 #include "kernels/kernels.h"
+#include "kernels/sample_one.h"
 #include "tests/bench/bench_floor.h"
 #include <limits.h>
 #include <math.h>
@@ -399,7 +400,7 @@ static void run_sample(void *arg, int run)
     struct sample_run *r = arg;
     struct sample_result result;
     r->p.position = (uint64_t)run;
-    expect(r->b->ops->sample(r->b->stream, r->logits, r->n_vocab, &r->p, &result), "sample");
+    expect(sample_one(r->b->ops, r->b->stream, r->logits, r->n_vocab, &r->p, &result), "sample");
 }
 
 /* Logits with a peak, as models give them, and flat ones, the worst case. */

@@ -161,22 +161,33 @@ static int prefill(struct bench *b, struct engine *engine, const int32_t *ids, i
     return 0;
 }
 
-/* Greedy, as a server would: the next token is known only when the logits are. */
-static int decode(struct bench *b, struct engine *engine, struct sequence **seqs, int32_t *next, struct figures *f, struct error *err)
+/* The next token of each sequence, greedy. `rows` is for the time of the call. */
+static int next_tokens(struct bench *b, struct sequence **seqs, int n, struct sample_row *rows, int32_t *next)
 {
-    const int n_vocab = b->model->config.n_vocab, batch = (int)b->o.batch;
-    const struct sample_params greedy = {.top_p = 1, .repetition_penalty = 1};
+    for (int i = 0; i < n; i++) {
+        rows[i] = (struct sample_row){.logits = sequence_logits(seqs[i]), .params = {.top_p = 1, .repetition_penalty = 1}};
+        if (!rows[i].logits)
+            return -ERANGE;
+    }
+    int r = b->model->ops->sample(b->stream, rows, n, b->model->config.n_vocab);
+    for (int i = 0; r >= 0 && i < n; i++) {
+        r = rows[i].status;
+        next[i] = rows[i].result.token;
+    }
+    return r;
+}
+
+/* As a server would: the next tokens are known only when the logits are. */
+static int decode(struct bench *b, struct engine *engine, struct sequence **seqs, struct sample_row *rows, int32_t *next, struct figures *f, struct error *err)
+{
+    const int batch = (int)b->o.batch;
     timed_ops_reset();
     const uint64_t start = clock_now_ns();
     for (int64_t step = 0; step < b->o.decode; step++) {
-        for (int i = 0; i < batch; i++) {
-            struct sample_result result;
-            int r = sequence_logits(seqs[i]) ? b->model->ops->sample(b->stream, sequence_logits(seqs[i]), n_vocab, &greedy, &result) : -ERANGE;
-            if (r < 0)
-                return error_set(err, r, "sample: %s", strerror(-r));
-            next[i] = result.token;
-        }
-        int r = engine_decode(engine, seqs, next, batch);
+        int r = next_tokens(b, seqs, batch, rows, next);
+        if (r < 0)
+            return error_set(err, r, "sample: %s", strerror(-r));
+        r = engine_decode(engine, seqs, next, batch);
         if (r < 0)
             return error_set(err, r, "decode: %s", strerror(-r));
     }
@@ -193,13 +204,14 @@ static int measure(struct bench *b, const int32_t *ids, int n, struct figures *f
     struct engine *engine = NULL;
     struct sequence **seqs = calloc((size_t)b->o.batch, sizeof(*seqs));
     int32_t *next = calloc((size_t)b->o.batch, sizeof(*next));
-    int r = seqs && next ? open_engine(b, n, &engine, err) : error_set(err, -ENOMEM, "no memory");
+    struct sample_row *rows = calloc((size_t)b->o.batch, sizeof(*rows));
+    int r = seqs && next && rows ? open_engine(b, n, &engine, err) : error_set(err, -ENOMEM, "no memory");
     if (r >= 0) {
         b->dev->reset_peaks(b->device);
         r = prefill(b, engine, ids, n, seqs, f, err);
     }
     if (r >= 0)
-        r = decode(b, engine, seqs, next, f, err);
+        r = decode(b, engine, seqs, rows, next, f, err);
     b->dev->memory_stats(b->device, &f->memory);
     if (r >= 0) {
         sequence_stats(seqs[b->o.batch - 1], &f->stats);
@@ -209,6 +221,7 @@ static int measure(struct bench *b, const int32_t *ids, int n, struct figures *f
     for (int i = 0; seqs && i < b->o.batch; i++)
         sequence_free(seqs[i]);
     engine_free(engine);
+    free(rows);
     free(next);
     free(seqs);
     return r;

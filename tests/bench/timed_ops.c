@@ -23,7 +23,7 @@
       (s, k, v, indices, n, head_dim, dst_k, dst_v))                                                                                                 \
     X(block_encode, (struct stream * s, const struct block_params *blocks, int n, bool attended, int32_t *bad), (s, blocks, n, attended, bad))       \
     X(block_decode, (struct stream * s, const struct block_params *blocks, int n), (s, blocks, n))                                                   \
-    X(sample, (struct stream * s, const float *logits, int n_vocab, const struct sample_params *p, struct sample_result *ret), (s, logits, n_vocab, p, ret))
+    X(sample, (struct stream * s, struct sample_row *rows, int n, int n_vocab), (s, rows, n, n_vocab))
 
 #define OP_ENUM(name, params, args) OP_##name,
 enum { TIMED(OP_ENUM) OP_COUNT };

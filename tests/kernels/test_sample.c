@@ -1,4 +1,5 @@
 #include "kernels/cpu/philox.h"
+#include "kernels/sample_one.h"
 #include "proto/base/base_assert.h"
 #include "tests/kernels/kv_fixture.h"
 #include <criterion/criterion.h>
@@ -76,9 +77,9 @@ static double chi_square(struct fixture *f, int device, const float *logits, int
     double chi = 0, rest_expected = 0, rest = 0;
     int cells = 0;
     for (int i = 0; i < n_draws; i++) {
-        struct sample_result r;
+        struct sample_result r = {0};
         p.position = (uint64_t)i;
-        cr_assert_eq(f->ops->sample(f->devices[device].stream, logits, n, &p, &r), 0);
+        cr_assert_eq(sample_one(f->ops, f->devices[device].stream, logits, n, &p, &r), 0);
         cr_assert(expected[r.token] > 0, "token %d was filtered", r.token);
         count[r.token]++;
     }
@@ -150,7 +151,7 @@ Test(sample, all_ways_give_the_same_bits)
             p.seed = 5, p.position = (uint64_t)draw, p.n_top = draw, p.temperature = draw % 4 ? .6f + .2f * (float)(draw % 4) : 0;
             p.top_k = draw % 3 == 1 ? 40 : 0, p.top_p = draw % 2 ? .9f : 1, p.min_p = draw % 5 == 4 ? .02f : 0;
             for (int dev = 0; dev < f.n; dev++) {
-                cr_assert_eq(f.ops->sample(f.devices[dev].stream, logits, sizes[i], &p, dev ? &r : &first), 0);
+                cr_assert_eq(sample_one(f.ops, f.devices[dev].stream, logits, sizes[i], &p, dev ? &r : &first), 0);
                 if (dev)
                     expect_same(&first, &r);
             }
@@ -192,18 +193,18 @@ Test(sample, greedy_takes_the_lowest_of_the_largest)
     logits[3] = NAN;
     logits[4] = -INFINITY;
     struct sample_params p = defaults();
-    struct sample_result r;
+    struct sample_result r = {0};
     p.temperature = 0;
     p.n_top = 12;
     for (int dev = 0; dev < f.n; dev++) {
-        cr_assert_eq(f.ops->sample(f.devices[dev].stream, logits, 100, &p, &r), 0);
+        cr_assert_eq(sample_one(f.ops, f.devices[dev].stream, logits, 100, &p, &r), 0);
         cr_assert_eq(r.token, 9);
         cr_assert_eq(r.n_top, 12);
         for (int i = 0; i < 10; i++)
             cr_assert_eq(r.top[i].token, 9 + 10 * i, "ties in order of id");
         cr_assert_eq(r.top[10].token, 8);
         logits[50] = INFINITY;
-        cr_assert_eq(f.ops->sample(f.devices[dev].stream, logits, 100, &p, &r), 0);
+        cr_assert_eq(sample_one(f.ops, f.devices[dev].stream, logits, 100, &p, &r), 0);
         cr_assert_eq(r.token, 50);
         cr_assert_eq(r.logprob, 0);
         logits[50] = 0;
@@ -224,9 +225,9 @@ Test(sample, logprobs_are_of_the_raw_logits)
         total += exp(logits[i]);
     struct logit_bias bias = {17, 100};
     struct sample_params p = defaults();
-    struct sample_result r;
+    struct sample_result r = {0};
     p.bias = &bias, p.n_bias = 1, p.n_top = 32, p.temperature = 3;
-    cr_assert_eq(f.ops->sample(f.devices[f.n - 1].stream, logits, N, &p, &r), 0);
+    cr_assert_eq(sample_one(f.ops, f.devices[f.n - 1].stream, logits, N, &p, &r), 0);
     cr_assert_eq(r.token, 17);
     cr_assert_float_eq(r.logprob, logits[17] - log(total), 2e-5);
     for (int i = 0; i < 32; i++) {
@@ -242,9 +243,9 @@ Test(sample, logprobs_are_of_the_raw_logits)
 
 static int32_t greedy(struct fixture *f, const float *logits, int n, struct sample_params p)
 {
-    struct sample_result r;
+    struct sample_result r = {0};
     p.temperature = 0;
-    return f->ops->sample(f->devices[f->n - 1].stream, logits, n, &p, &r) == 0 ? r.token : -1;
+    return sample_one(f->ops, f->devices[f->n - 1].stream, logits, n, &p, &r) == 0 ? r.token : -1;
 }
 
 Test(sample, penalties_bias_and_bans)
@@ -282,25 +283,126 @@ Test(sample, refuses_what_cannot_be)
     fixture_open(&f);
     struct stream *s = f.devices[0].stream;
     float logits[4] = {1, 2, 3, 4}, none[2] = {-INFINITY, NAN};
-    struct sample_result r;
+    struct sample_result r = {0};
     struct sample_params p = defaults();
-    cr_assert_eq(f.ops->sample(s, none, 2, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, none, 2, &p, &r), -EINVAL);
     p.banned = (int32_t[]){0, 1, 2, 3}, p.n_banned = 4;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p.banned = (int32_t[]){4}, p.n_banned = 1;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p = defaults(), p.temperature = -1;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p = defaults(), p.temperature = NAN;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p = defaults(), p.top_p = 1.5f;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p = defaults(), p.n_top = 33;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p = defaults(), p.repetition_penalty = 0;
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), -EINVAL);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), -EINVAL);
     p = defaults(), p.temperature = 1e-42f; /* so cold that 1 / t overflows: the largest is certain */
-    cr_assert_eq(f.ops->sample(s, logits, 4, &p, &r), 0);
+    cr_assert_eq(sample_one(f.ops, s, logits, 4, &p, &r), 0);
     cr_assert_eq(r.token, 3);
+    fixture_close(&f);
+}
+
+/* Rows with every option, alone and together: options come and go at different rates. */
+static struct sample_params mixed(int i, const struct logit_bias *bias, const struct token_count *counts, const int32_t *ids)
+{
+    struct sample_params p = defaults();
+    p.seed = (uint64_t)i, p.position = 3 + (uint64_t)i, p.n_top = i % 4;
+    p.temperature = i % 3 == 2 ? 0 : .5f + .1f * (float)i;
+    p.top_k = i % 4 == 1 ? 30 : 0, p.top_p = i % 5 == 0 ? .8f : 1, p.min_p = i % 7 == 3 ? .01f : 0;
+    p.bias = bias, p.n_bias = i % 2 ? 2 : 0;
+    p.counts = counts, p.n_counts = 2, p.presence_penalty = i % 6 == 4 ? 2 : 0, p.repetition_penalty = i % 8 == 5 ? 1.5f : 1;
+    p.banned = ids, p.n_banned = i % 4 == 3 ? 3 : 0;
+    p.given = i % 9 == 8 ? ids : NULL;
+    return p;
+}
+
+Test(sample, rows_of_a_call_are_as_alone)
+{
+    enum { N = 3001, ROWS = 30 };
+    static const struct logit_bias bias[] = {{7, 3}, {2000, 5}};
+    static const struct token_count counts[] = {{7, 1, 2}, {40, 0, 1}};
+    static const int32_t ids[] = {2000, 1, 2};
+    struct fixture f;
+    fixture_open(&f);
+    struct ref_rng rng = {5};
+    float *logits = random_floats(&rng, (size_t)N * 7, 3);
+    struct sample_result alone[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        struct sample_params p = mixed(i, bias, counts, ids);
+        cr_assert_eq(sample_one(f.ops, f.devices[0].stream, logits + i % 7 * N, N, &p, &alone[i]), 0);
+        cr_assert(!p.given || alone[i].token == ids[0]);
+    }
+    for (int dev = 0; dev < f.n; dev++) {
+        struct sample_row rows[ROWS];
+        for (int i = 0; i < ROWS; i++)
+            rows[i] = (struct sample_row){.logits = logits + i % 7 * N, .params = mixed(i, bias, counts, ids), .status = 1};
+        rows[11].params.top_p = 2;                /* refused */
+        rows[17].params.banned = (int32_t[]){-1}; /* refused */
+        rows[17].params.n_banned = 1;
+        cr_assert_eq(f.ops->sample(f.devices[dev].stream, rows, ROWS, N), 0);
+        for (int i = 0; i < ROWS; i++) {
+            cr_assert_eq(rows[i].status, i == 11 || i == 17 ? -EINVAL : 0, "row %d", i);
+            if (rows[i].status == 0)
+                expect_same(&alone[i], &rows[i].result);
+        }
+    }
+    cr_assert_eq(f.ops->sample(f.devices[0].stream, NULL, 0, N), 0);
+    cr_assert_eq(f.ops->sample(f.devices[0].stream, NULL, -1, N), -EINVAL);
+    cr_assert_eq(f.ops->sample(f.devices[0].stream, NULL, 0, 0), -EINVAL);
+    free(logits);
+    fixture_close(&f);
+}
+
+/* More candidates in a cut than a thread's scratch holds: rows take turns, and each has all it needs. */
+Test(sample, rows_with_many_ties_are_as_alone)
+{
+    enum { N = 40000, ROWS = 9 };
+    struct fixture f;
+    fixture_open(&f);
+    float *logits = aligned_zeros(sizeof(float) * N);
+    for (int dev = 0; dev < f.n; dev++) {
+        struct sample_row rows[ROWS];
+        for (int i = 0; i < ROWS; i++) {
+            rows[i] = (struct sample_row){.logits = logits, .params = defaults()};
+            rows[i].params.seed = (uint64_t)i, rows[i].params.top_p = .1f * (float)(i + 1);
+        }
+        cr_assert_eq(f.ops->sample(f.devices[dev].stream, rows, ROWS, N), 0);
+        for (int i = 0; i < ROWS; i++) {
+            struct sample_result alone;
+            cr_assert_eq(rows[i].status, 0);
+            cr_assert_lt(rows[i].result.token, N / 10 * (i + 1) + 2);
+            cr_assert_eq(sample_one(f.ops, f.devices[0].stream, logits, N, &rows[i].params, &alone), 0);
+            expect_same(&alone, &rows[i].result);
+        }
+    }
+    free(logits);
+    fixture_close(&f);
+}
+
+/* What is given is not drawn, and nothing that would keep it from being drawn matters. */
+Test(sample, a_given_token_has_its_own_log_probability)
+{
+    enum { N = 500 };
+    struct fixture f;
+    fixture_open(&f);
+    struct ref_rng rng = {8};
+    float *logits = random_floats(&rng, N, 3);
+    double total = 0;
+    for (int i = 0; i < N; i++)
+        total += exp(logits[i]);
+    const int32_t token = 123, outside = N;
+    struct sample_params p = defaults();
+    struct sample_result r = {0};
+    p.given = p.banned = &token, p.n_banned = 1, p.top_k = 1;
+    cr_assert_eq(sample_one(f.ops, f.devices[0].stream, logits, N, &p, &r), 0);
+    cr_assert_eq(r.token, token);
+    cr_assert_float_eq(r.logprob, logits[token] - log(total), 2e-5);
+    p.given = &outside;
+    cr_assert_eq(sample_one(f.ops, f.devices[0].stream, logits, N, &p, &r), -EINVAL);
+    free(logits);
     fixture_close(&f);
 }

@@ -1,4 +1,5 @@
 /* window_scores, topk, gather_rows; and what the ops take from the arena. */
+#include "kernels/sample_one.h"
 #include "proto/base/base_assert.h"
 #include "tests/kernels/kv_fixture.h"
 #include <criterion/criterion.h>
@@ -153,14 +154,14 @@ Test(scratch, stays_within_its_bounds)
     const struct op_bounds bounds[3] = {
         {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_items = ITEMS, .n_rows = {700, ITEMS}, .n_pages = PAGES, .fetch_pages = 32},
         {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_keys = KEYS, .n_window = WINDOW},
-        {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_vocab = VOCAB},
+        {.n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = D, .n_vocab = VOCAB, .n_samples = 1},
     };
     for (int op = 0; op < 3; op++) {
         struct device_memory_stats before, after;
         cpu_device_ops()->reset_peaks(device->device);
         cpu_device_ops()->memory_stats(device->device, &before);
         int r = op == 0 ? f.ops->attn_decode(device->stream, &decode) : op == 1 ? f.ops->window_scores(device->stream, &window)
-                                                                             : f.ops->sample(device->stream, logits, VOCAB, &sample, &result);
+                                                                             : sample_one(f.ops, device->stream, logits, VOCAB, &sample, &result);
         cr_assert_eq(r, 0);
         cpu_device_ops()->memory_stats(device->device, &after);
         size_t held = after.peak[MEM_WORKSPACE] - before.now[MEM_WORKSPACE];

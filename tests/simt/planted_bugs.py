@@ -84,7 +84,9 @@ BUGS = [Bug(*fields) for fields in [
     ("radix: one tie too many", "select", "radix_select.cuh", "topk.cu", "equal && e < n_equal", "equal && e <= n_equal"),
     ("block_encode: ties are rounded up", "blocks", "block_encode.cu", "block_encode.cu", "rintf(code)", "floorf(code + 0.5f)"),
     ("gather_rows: the last piece of a row is missing", "select", "gather_rows.cu", "gather_rows.cu", "i < pieces;", "i < pieces - 1;"),
-    ("sample: top-p cuts one too early", "sample", "sample.cu", "sample.cu", "s->bins[bin] >= left", "s->bins[bin] + 1 >= left"),
+    ("sample: top-p cuts one too early", "sample", "sample.cu", "sample.cu", "s->bins[bin] < left; bin++", "s->bins[bin] + 1 < left; bin++"),
+    ("sample: every row reads the arguments of the first", "sample", "sample.cu", "sample.cu", "a = rows[blockIdx.x];", "a = rows[0];"),
+    ("sample: answers go to the rows that were refused", "sample", "sample.cu", "sample.cu", "if (rows[i].status < 0)\n            continue;\n        rows[i].status", "rows[i].status"),
     ("weights: the second half of the scales", "matmul", "weight_value.cuh", "weight_pack.cu", "s[sub - 4] >> 6 << 4, m", "s[sub - 4] >> 6 << 3, m"),
 ]]
 

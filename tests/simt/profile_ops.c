@@ -1,6 +1,7 @@
 /* Hot ops at the shapes of Llama-3.1-8B for the access profiler: profile_ops [OP]... (all, without arguments), in the checked build. Heads of 128 in groups of 4, rows of 4,096 and 14,336; few heads,
  * tokens and blocks, because what an access costs by its shape does not depend on how many there are. Results are looked at by ops_test, not here. */
 #include "kernels/backend.h"
+#include "kernels/sample_one.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -293,7 +294,7 @@ static void op_sample(void)
 {
     const struct sample_params drawn = {.temperature = 1, .top_k = 50, .top_p = 0.9f, .repetition_penalty = 1, .seed = 1};
     struct sample_result result;
-    need(ops->sample(stream, floats(VOCAB), VOCAB, &drawn, &result), "sample");
+    need(sample_one(ops, stream, floats(VOCAB), VOCAB, &drawn, &result), "sample");
 }
 
 static const struct {

@@ -400,3 +400,71 @@ Test(scheduler, test_numbers_that_are_none_fail_their_job_alone)
     }
     cr_expect(run.jobs[5].finished && same_tokens(&run.jobs[1], 0, &run.jobs[5], 150));
 }
+
+/* ---- one call of `sample` a step ---- */
+
+static const struct kernel_ops *real_ops;
+static int n_calls, n_rows;
+static struct run alone;
+
+static int counted_sample(struct stream *s, struct sample_row *rows, int n, int n_vocab)
+{
+    n_calls++;
+    n_rows += n;
+    return real_ops->sample(s, rows, n, n_vocab);
+}
+
+/* A greedy job of which two tokens are known; it fails when the third is drawn, because nothing may be. */
+static struct job_params hopeless(uint64_t id)
+{
+    struct job_params p = run_params(id, 90, 20);
+
+    p.n_generated = 2;
+    p.generated = calloc(2, sizeof *p.generated);
+    p.n_stop_ids = TINY_VOCAB;
+    p.stop_ids = malloc(TINY_VOCAB * sizeof *p.stop_ids);
+    cr_assert(p.generated && p.stop_ids);
+    for (int i = 0; i < TINY_VOCAB; i++)
+        p.stop_ids[i] = i;
+    p.min_tokens = 20;
+    return p;
+}
+
+Test(scheduler, test_a_step_draws_for_all_in_one_call)
+{
+    enum { N = 5 };
+    struct engine_config config = fixture_config();
+    struct kernel_ops counted = *f.model.ops;
+
+    real_ops = f.model.ops;
+    counted.sample = counted_sample;
+    for (uint64_t i = 0; i < N; i++) { /* alone */
+        run_submit(&run, sampled(i, i, 80, 90 + (int)i));
+        run_all(&run);
+    }
+    alone = run;
+    run_close(&run);
+    f.model.ops = &counted;
+    run_open(&run, &f, &config, 8, 4);
+    for (uint64_t i = 0; i < N; i++)
+        run_submit(&run, sampled(i, i, 80, 90 + (int)i));
+    run_submit(&run, hopeless(N));
+    while (run.jobs[N].order == 0 || run.jobs[N - 1].order == 0)
+        run_step(&run, 1);
+    while (!run.jobs[N].failed) { /* with the others, which do not notice */
+        const int before = run.jobs[0].n_tokens;
+        n_calls = n_rows = 0;
+        run_step(&run, 1);
+        cr_assert(n_calls == 1 && run.jobs[0].n_tokens == before + 1, "%d calls, %d tokens", n_calls, run.jobs[0].n_tokens - before);
+        cr_assert_eq(n_rows, N + (run.jobs[N].failed ? 1 : 0));
+    }
+    cr_assert(run.jobs[N].n_tokens == 0 && run.jobs[N].failure == JOB_FAILED_INTERNAL);
+    run_all(&run);
+    for (int i = 0; i < N; i++) {
+        cr_assert(run.jobs[i].finished && run.jobs[i].n_tokens == 90 + i);
+        cr_assert(same_tokens(&alone.jobs[i], 0, &run.jobs[i], 90 + i), "job %d", i);
+    }
+    run_close(&run);
+    f.model.ops = real_ops;
+    run_open(&run, &f, &config, 8, 4);
+}

@@ -97,6 +97,7 @@ static size_t op_scratch_bytes(const struct engine *engine)
         .head_dim = c->head_dim,
         .n_vocab = c->n_vocab,
         .n_items = config->max_batch * c->n_kv_heads,
+        .n_samples = config->max_batch,
         .n_rows = {kept_rows_max(engine), config->answer_stays ? config->max_context : min_int(config->recent + BLOCK_TOKENS, config->max_context)},
         .n_pages = config->max_context / SUBPAGE_TOKENS,
         .fetch_pages = engine->fetch_pages,

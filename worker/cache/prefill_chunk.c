@@ -181,17 +181,24 @@ static int attend(struct sequence *seq, const struct chunk *c)
     return r >= 0 && seq->plan.all_queries ? add_columns(seq, c, &p) : r;
 }
 
-/* log-softmax of a row at the token that follows. `sample` gives the raw log-probability of the token it draws; a large bias makes it draw this one. */
-static int token_logprob(const struct model *m, const float *logits, int32_t token, float *ret_logprob)
+/* log-softmax of n rows of logits at the tokens that follow them. */
+static int token_logprobs(const struct model *m, const float *logits, const int32_t *tokens, int n, float *ret_logprobs)
 {
-    const struct logit_bias bias = {.token = token, .bias = 1e30f};
-    const struct sample_params p = {.top_p = 1, .repetition_penalty = 1, .bias = &bias, .n_bias = 1};
-    struct sample_result result;
-    int r = m->ops->sample(m->stream, logits, m->config.n_vocab, &p, &result);
-    if (r < 0)
-        return r;
-    ASSERT(result.token == token || result.logprob != result.logprob);
-    *ret_logprob = result.logprob;
+    enum { ROWS = 16 };
+    struct sample_row rows[ROWS];
+    for (int first = 0; first < n; first += ROWS) {
+        const int n_rows = n - first < ROWS ? n - first : ROWS;
+        for (int i = 0; i < n_rows; i++)
+            rows[i] = (struct sample_row){.logits = logits + (int64_t)(first + i) * m->config.n_vocab,
+                                          .params = {.top_p = 1, .repetition_penalty = 1, .given = &tokens[first + i]}};
+        int r = m->ops->sample(m->stream, rows, n_rows, m->config.n_vocab);
+        for (int i = 0; r >= 0 && i < n_rows; i++) {
+            r = rows[i].status;
+            ret_logprobs[first + i] = rows[i].result.logprob;
+        }
+        if (r < 0)
+            return r;
+    }
     return 0;
 }
 
@@ -201,13 +208,11 @@ static int prompt_logprobs(struct sequence *seq, const struct chunk *c)
     const struct model *m = e->model;
     int r = 0;
     for (int row = 0; r >= 0 && row < c->n; row += e->n_logit_rows) {
-        const int n = c->n - row < e->n_logit_rows ? c->n - row : e->n_logit_rows;
+        const int n = c->n - row < e->n_logit_rows ? c->n - row : e->n_logit_rows, pos = c->first + row;
+        const int n_followed = seq->plan.n_prompt - 1 - pos < n ? seq->plan.n_prompt - 1 - pos : n; /* the last one is not */
         r = model_logits(m, c->x + (int64_t)row * m->config.dim, n, &e->ws, e->logits);
-        for (int i = 0; r >= 0 && i < n; i++) {
-            const int pos = c->first + row + i;
-            if (pos + 1 < seq->plan.n_prompt)
-                r = token_logprob(m, e->logits + (int64_t)i * m->config.n_vocab, seq->tokens[pos + 1], &seq->prompt_logprobs[pos]);
-        }
+        if (r >= 0)
+            r = token_logprobs(m, e->logits, seq->tokens + pos + 1, n_followed, seq->prompt_logprobs + pos);
     }
     return r;
 }

@@ -83,26 +83,40 @@ static int counts_begin(struct job *job)
     return 0;
 }
 
-static int sample(struct scheduler *s, struct job *job, struct sample_result *ret_result)
+static void row_begin(struct job *job, struct sample_row *row)
 {
     const struct job_params *p = &job->params;
-    struct sample_params params = p->sampling;
 
-    params.position = (uint64_t)p->n_prompt + (uint64_t)job->n_answer;
-    params.counts = job->counts.counts;
-    params.n_counts = job->counts.n;
+    *row = (struct sample_row){.logits = sequence_logits(job->sequence), .params = p->sampling};
+    row->params.position = (uint64_t)p->n_prompt + (uint64_t)job->n_answer;
+    row->params.counts = job->counts.counts;
+    row->params.n_counts = job->counts.n;
     if (job->n_answer < p->min_tokens) {
-        params.banned = p->stop_ids;
-        params.n_banned = p->n_stop_ids;
+        row->params.banned = p->stop_ids;
+        row->params.n_banned = p->n_stop_ids;
     }
-    return s->config.ops->sample(s->config.stream, sequence_logits(job->sequence), s->config.n_vocab, &params, ret_result);
+    job->row = row;
 }
 
-/* After the prompt or a token: samples the next token if it is time, tells the sink, and ends the job when the answer is complete. 0, or the error of a broken device. */
-static int advance(struct scheduler *s, struct job *job)
+/* Draws the next token of each job for which it is time, all at once. A job without logits has no row. */
+static void sample(struct scheduler *s, struct job *const *jobs, int n)
+{
+    int n_rows = 0, rc;
+
+    for (int i = 0; i < n; i++) {
+        jobs[i]->row = NULL;
+        if (jobs[i]->n_answer >= jobs[i]->params.n_generated && sequence_logits(jobs[i]->sequence))
+            row_begin(jobs[i], &s->rows[n_rows++]);
+    }
+    rc = n_rows ? s->config.ops->sample(s->config.stream, s->rows, n_rows, s->config.n_vocab) : 0;
+    for (int i = 0; rc < 0 && i < n_rows; i++)
+        s->rows[i].status = rc;
+}
+
+/* Takes the next token, replayed or drawn: tells the sink of a drawn one, and ends the job when the answer is complete. 0, or the error of a broken device. */
+static int take_token(struct scheduler *s, struct job *job)
 {
     const struct job_params *p = &job->params;
-    struct sample_result result;
     int index = job->n_answer, rc;
 
     if (index < p->n_generated) {
@@ -110,14 +124,25 @@ static int advance(struct scheduler *s, struct job *job)
         return 0;
     }
     /* Logits that are no numbers leave nothing to draw from; bans alone never do. */
-    rc = sequence_logits(job->sequence) ? sample(s, job, &result) : -ERANGE;
+    rc = job->row ? job->row->status : -ERANGE;
     if (rc == -EINVAL)
         rc = -ERANGE;
     if (rc < 0)
         return job_engine_failed(s, &s->running, job, rc, "sampling");
-    s->config.sink.token(s->config.sink.arg, p->id, index, &result);
-    (void)answer_add(s, job, result.token);
+    s->config.sink.token(s->config.sink.arg, p->id, index, &job->row->result);
+    (void)answer_add(s, job, job->row->result.token);
     return 0;
+}
+
+/* After the prompt or a token of each of them. */
+static int advance(struct scheduler *s, struct job *const *jobs, int n)
+{
+    int rc = 0;
+
+    sample(s, jobs, n);
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = take_token(s, jobs[i]);
+    return rc;
 }
 
 int sched_begin(struct scheduler *s, struct job *job)
@@ -132,7 +157,7 @@ int sched_begin(struct scheduler *s, struct job *job)
     sequence_stats(job->sequence, &stats);
     for (int i = 0; running && i < stats.n_restored; i++)
         running = answer_add(s, job, job->params.generated[i]);
-    return running ? advance(s, job) : 0;
+    return running ? advance(s, &job, 1) : 0;
 }
 
 /* ---- steps ---- */
@@ -165,7 +190,5 @@ int sched_decode_step(struct scheduler *s)
     rc = group_decode(s->config.group, s->config.engine, s->batch, s->batch_tokens, n);
     if (rc < 0)
         return step_failed(s, rc);
-    for (int i = 0; rc == 0 && i < n; i++)
-        rc = advance(s, s->batch_jobs[i]);
-    return rc;
+    return advance(s, s->batch_jobs, n);
 }

@@ -129,7 +129,8 @@ int scheduler_create(const struct scheduler_config *config, struct scheduler **r
     s->batch = calloc(n, sizeof *s->batch);
     s->batch_tokens = calloc(n, sizeof *s->batch_tokens);
     s->batch_jobs = calloc(n, sizeof *s->batch_jobs);
-    if (!s->batch || !s->batch_tokens || !s->batch_jobs) {
+    s->rows = calloc(n, sizeof *s->rows);
+    if (!s->batch || !s->batch_tokens || !s->batch_jobs || !s->rows) {
         scheduler_free(s);
         return -ENOMEM;
     }
@@ -142,6 +143,7 @@ void scheduler_free(struct scheduler *s)
     if (!s)
         return;
     scheduler_cancel_all(s);
+    free(s->rows);
     free(s->batch_jobs);
     free(s->batch_tokens);
     free(s->batch);

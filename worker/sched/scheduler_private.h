@@ -12,6 +12,7 @@ struct job {
     struct token_counts counts;   /* filled when a penalty is on */
     int n_answer;                 /* tokens of the answer that are known: replayed or sampled */
     int32_t next_token;           /* the next one to append */
+    struct sample_row *row;       /* of the step at work, where the next token is drawn; else NULL */
     uint64_t submitted_us, started_us, prefilled_us, progress_us;
 };
 
@@ -27,6 +28,7 @@ struct scheduler {
     struct sequence **batch;      /* [max_running] scratch of a decode step */
     int32_t *batch_tokens;
     struct job **batch_jobs;
+    struct sample_row *rows;      /* [max_running] what a step draws */
     uint64_t progress;
     bool draining;
 };

@@ -1,5 +1,6 @@
 #include "bench/fidelity/lab/drift_engine.h"
 #include "bench/fidelity/lab/drift.h"
+#include "kernels/sample_one.h"
 #include "worker/cache/engine.h"
 #include "worker/cache/selector.h"
 #include <string.h>
@@ -15,16 +16,15 @@ static int lab_logits(const struct lab_context *c, int position, struct head *he
     return model_logits(c->model, c->hidden + (int64_t)position * c->model->config.dim, 1, &head->ws, head->logits);
 }
 
-/* The raw log-probability that the engine reports for `token`: `sample` gives that of the token it draws, and a large bias makes it draw this one. */
+/* The raw log-probability that the engine reports for `token`: `sample` gives that of a given one. */
 static int lab_logprob(const struct lab_context *c, int position, int32_t token, struct head *head, float *ret_logprob)
 {
     const struct model *m = c->model;
-    const struct logit_bias bias = {.token = token, .bias = 1e30f};
-    const struct sample_params p = {.top_p = 1, .repetition_penalty = 1, .bias = &bias, .n_bias = 1};
+    const struct sample_params p = {.top_p = 1, .repetition_penalty = 1, .given = &token};
     struct sample_result result;
     int r = lab_logits(c, position, head);
     if (r >= 0)
-        r = m->ops->sample(m->stream, head->logits, m->config.n_vocab, &p, &result);
+        r = sample_one(m->ops, m->stream, head->logits, m->config.n_vocab, &p, &result);
     if (r >= 0)
         *ret_logprob = result.logprob;
     return r;

@@ -12,6 +12,7 @@ struct decode_run {
     struct engine *engine;
     struct sequence **seqs; /* [n_seqs] prefilled */
     int32_t *next;
+    struct sample_row *rows;
     int n_seqs, max_batch, max_new;
     struct error *err;
 };
@@ -53,19 +54,30 @@ static int add_sequence(struct decode_run *run)
     return r < 0 ? error_set(run->err, r, "prefill of sequence %d: %s", run->n_seqs, strerror(-r)) : 0;
 }
 
-/* As a server does: the next token is known when the logits are. */
+/* The next token of each sequence, greedy. */
+static int next_tokens(struct decode_run *run)
+{
+    const struct gpu_bench *b = run->b;
+    for (int i = 0; i < run->n_seqs; i++) {
+        run->rows[i] = (struct sample_row){.logits = sequence_logits(run->seqs[i]), .params = {.top_p = 1, .repetition_penalty = 1}};
+        if (!run->rows[i].logits)
+            return -ERANGE;
+    }
+    int r = b->ops->sample(b->stream, run->rows, run->n_seqs, b->model->config.n_vocab);
+    for (int i = 0; r >= 0 && i < run->n_seqs; i++) {
+        r = run->rows[i].status;
+        run->next[i] = run->rows[i].result.token;
+    }
+    return r;
+}
+
+/* As a server does: the next tokens are known when the logits are. */
 static int steps(struct decode_run *run, int n)
 {
-    static const struct sample_params greedy = {.top_p = 1, .repetition_penalty = 1};
     struct gpu_bench *b = run->b;
     int r = 0;
     for (int step = 0; r >= 0 && step < n; step++) {
-        for (int i = 0; r >= 0 && i < run->n_seqs; i++) {
-            struct sample_result result;
-            const float *logits = sequence_logits(run->seqs[i]);
-            r = logits ? b->ops->sample(b->stream, logits, b->model->config.n_vocab, &greedy, &result) : -ERANGE;
-            run->next[i] = result.token;
-        }
+        r = next_tokens(run);
         if (r >= 0)
             r = engine_decode(run->engine, run->seqs, run->next, run->n_seqs);
     }
@@ -123,12 +135,14 @@ static int run_engine(struct gpu_bench *b, int64_t fetch, int64_t cache, struct 
     config.max_context = (int)b->decode_context + run.max_new;
     run.seqs = calloc((size_t)max_batch, sizeof(*run.seqs));
     run.next = calloc((size_t)max_batch, sizeof(*run.next));
-    int r = run.seqs && run.next ? engine_create(&config, b->model, b->store, &run.engine, err) : error_set(err, -ENOMEM, "no memory for %d sequences", max_batch);
+    run.rows = calloc((size_t)max_batch, sizeof(*run.rows));
+    int r = run.seqs && run.next && run.rows ? engine_create(&config, b->model, b->store, &run.engine, err) : error_set(err, -ENOMEM, "no memory for %d sequences", max_batch);
     if (r >= 0)
         r = run_batches(&run, fetch, cache);
     for (int i = 0; i < run.n_seqs; i++)
         sequence_free(run.seqs[i]);
     engine_free(run.engine);
+    free(run.rows);
     free(run.next);
     free(run.seqs);
     return r;

@@ -1,5 +1,6 @@
 /* The ops that take the time, alone, in the model's shape: bytes or operations a second, beside what a copy and a large product reach on the same device in the same run. Calls follow one
  * another without a wait between them, so what a launch costs is in the figure. Inputs are random. */
+#include "kernels/sample_one.h"
 #include "proto/base/base_assert.h"
 #include "tests/bench/gpu/gpu_bench.h"
 #include <errno.h>
@@ -244,7 +245,7 @@ static int call_sample(struct hot *h)
 {
     static const struct sample_params drawn = {.temperature = 1, .top_k = 50, .top_p = 0.9f, .repetition_penalty = 1, .seed = 1};
     struct sample_result result;
-    return h->b->ops->sample(h->b->stream, h->y, h->b->model->config.n_vocab, &drawn, &result);
+    return sample_one(h->b->ops, h->b->stream, h->y, h->b->model->config.n_vocab, &drawn, &result);
 }
 
 /* ---- setting up ---- */
