@@ -132,6 +132,12 @@ Test(ranks, test_two_ranks_choose_the_pages_that_one_does)
     ranks_answer_like_one("2", "--fetch", "64");
 }
 
+/* Heads of both ranks compete for rows, from the pool as without it. */
+Test(ranks, test_two_ranks_share_out_a_layers_rows)
+{
+    ranks_answer_like_one("2", "--selector", "adakv");
+}
+
 Test(ranks, test_three_ranks_answer_like_one)
 {
     ranks_answer_like_one("3", NULL, NULL);
