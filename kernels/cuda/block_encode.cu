@@ -1,12 +1,12 @@
 /* Codes blocks of 128 tokens into one layer's slices, by the rule of proto/block_layout.h: the bytes of kernels/cpu/block_encode.c.
  *
- * A block of 128 threads for each (KV head, sub-page), grid [8, n_kv_heads, n]; a warp codes a row (a token's key, or 32 of its values) at a time, a lane every 32nd element: minimum and
- * maximum by shuffles, then codes to shared memory, one a byte, and the row's scales. Then all threads interleave codes into the page and the index entry, 16 bytes a store.
+ * A block of 128 threads for each (KV head, sub-page), grid [8, n_kv_heads, n]. A thread codes eight neighbours of a row (a token's key, or 32 of its values), a row is done by the lanes that it
+ * takes: minimum and maximum by shuffles, then codes to shared memory, one a byte, and the row's scales. Then all threads interleave codes into the page and the index entry, 16 bytes a store.
  * Shared memory: two arrays [16, d] of codes, those of keys d + 8 bytes apart, so that a word of 16 tokens lies in 16 banks; and scales: 8.8 KiB. */
 #include "kernels/cuda/block_page.cuh"
 #include <errno.h>
 
-enum { ENCODE_THREADS = 128, ENCODE_WARPS = ENCODE_THREADS / 32, KV_MAX_DIM = 256 };
+enum { ENCODE_THREADS = 128, LANE_ROW = 8 /* elements of a row that a thread codes */, KV_MAX_DIM = 256 };
 #define CODEC_LIMIT 65504.0f /* largest finite fp16 */
 enum { BEYOND_FP16 = 0x4780, BEYOND_BF16 = 0x7F80 }; /* magnitudes in bf16: the first beyond that limit, infinity */
 
@@ -30,34 +30,42 @@ struct block_scales {
     uint16_t value_step[KV_MAX_DIM / VALUE_GROUP * SUBPAGE_TOKENS], value_min[KV_MAX_DIM / VALUE_GROUP * SUBPAGE_TOKENS];
 };
 
-/* One row of up to 32 LANE_ROW elements by one warp. Returns how many of this lane's magnitudes are `beyond` or above. */
-template <int LANE_ROW> DEVICE int codec_row(const bf16_t *x, int n, float levels, int beyond, uint8_t *codes, uint16_t *step_at, uint16_t *min_at)
+/* One row by `lanes` neighbouring lanes, a power of two, eight elements at `x` for each that is `there`; by whole warps. Codes go to `codes`, on 8 bytes, scales to step_at and min_at by the first lane.
+ * Returns how many of this lane's magnitudes are `beyond` or above. */
+DEVICE int codec_row(const bf16_t *x, bool there, int lanes, float levels, int beyond, uint8_t *codes, uint16_t *step_at, uint16_t *min_at)
 {
-    const int lane = (int)threadIdx.x % 32;
+    const uint4 words = there ? *reinterpret_cast<const uint4 *>(x) : make_uint4(0, 0, 0, 0);
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
     float v[LANE_ROW], low = INFINITY, high = -INFINITY;
+    uint32_t code_words[2] = {0, 0};
     int n_bad = 0;
-    UNROLL for (int i = 0; i < LANE_ROW; i++)
-        if (lane + 32 * i < n) {
-            const uint16_t bits = x[lane + 32 * i];
-            v[i] = codec_load(bits);
-            low = v[i] < low ? v[i] : low;
-            high = v[i] > high ? v[i] : high;
-            n_bad += (bits & 0x7FFF) >= beyond;
-        }
-    low = -warp_max(-low);
-    high = warp_max(high);
+    UNROLL for (int i = 0; i < LANE_ROW; i++) {
+        const uint16_t bits = (uint16_t)(word[i / 2] >> i % 2 * 16);
+        v[i] = codec_load(bits);
+        low = v[i] < low ? v[i] : low;
+        high = v[i] > high ? v[i] : high;
+        n_bad += there && (bits & 0x7FFF) >= beyond;
+    }
+    low = there ? low : INFINITY;
+    high = there ? high : -INFINITY;
+    for (int h = 1; h < lanes; h *= 2) {
+        const float other_low = __shfl_xor_sync(0xFFFFFFFFu, low, h), other_high = __shfl_xor_sync(0xFFFFFFFFu, high, h);
+        low = other_low < low ? other_low : low;
+        high = other_high > high ? other_high : high;
+    }
     const uint16_t min = fp16_from_float(low);
     const float min_value = fp16_to_float(min), exact = (high - min_value) / levels;
     const uint16_t step = exact > 0 ? fp16_from_float(exact) : 0;
     const float step_value = fp16_to_float(step);
-    UNROLL for (int i = 0; i < LANE_ROW; i++)
-        if (lane + 32 * i < n) {
-            float code = step == 0 ? 0.0f : (v[i] - min_value) / step_value;
-            code = code > levels ? levels : code;
-            code = code > 0 ? code : 0;
-            codes[lane + 32 * i] = (uint8_t)rintf(code); /* ties to even */
-        }
-    if (lane == 0) {
+    UNROLL for (int i = 0; i < LANE_ROW; i++) {
+        float code = step == 0 ? 0.0f : (v[i] - min_value) / step_value;
+        code = code > levels ? levels : code;
+        code = code > 0 ? code : 0;
+        code_words[i / 4] |= (uint32_t)rintf(code) << i % 4 * 8; /* ties to even */
+    }
+    if (there)
+        *reinterpret_cast<uint2 *>(codes) = make_uint2(code_words[0], code_words[1]);
+    if ((int)threadIdx.x % lanes == 0) {
         *step_at = step;
         *min_at = min;
     }
@@ -72,19 +80,24 @@ DEVICE int key_ld(int d)
 
 DEVICE int encode_keys(const struct subpage_layout &l, const bf16_t *k, int d, uint8_t *codes, struct block_scales *scales)
 {
-    int n_bad = 0;
-    for (int t = (int)threadIdx.x / 32; t < SUBPAGE_TOKENS; t += ENCODE_WARPS)
-        n_bad += codec_row<KV_MAX_DIM / 32>(k + t * d, d, 255, l.format == KV_FORMAT_BF16 ? BEYOND_BF16 : BEYOND_FP16, codes + t * key_ld(d), &scales->key_step[t], &scales->key_min[t]);
+    const int beyond = l.format == KV_FORMAT_BF16 ? BEYOND_BF16 : BEYOND_FP16;
+    int lanes = 1, n_bad = 0;
+    while (lanes * LANE_ROW < d)
+        lanes *= 2;
+    const int c = (int)threadIdx.x % lanes * LANE_ROW;
+    for (int t = (int)threadIdx.x / lanes; t < SUBPAGE_TOKENS; t += ENCODE_THREADS / lanes) /* the same for a warp: at most eight rows of it, which divide 16 */
+        n_bad += codec_row(k + t * d + c, c < d, lanes, 255, beyond, codes + t * key_ld(d) + c, &scales->key_step[t], &scales->key_min[t]);
     return n_bad;
 }
 
 DEVICE int encode_values(const struct subpage_layout &l, const bf16_t *v, int d, uint8_t *codes, struct block_scales *scales)
 {
-    const int groups = d / VALUE_GROUP;
+    enum { LANES = VALUE_GROUP / LANE_ROW };
+    const int groups = d / VALUE_GROUP, c = (int)threadIdx.x % LANES * LANE_ROW;
     int n_bad = 0;
-    for (int row = (int)threadIdx.x / 32; row < SUBPAGE_TOKENS * groups; row += ENCODE_WARPS) {
-        const int t = row / groups, g = row % groups, at = t * d + g * VALUE_GROUP, scale = g * SUBPAGE_TOKENS + t;
-        n_bad += codec_row<VALUE_GROUP / 32>(v + at, VALUE_GROUP, l.format == KV_FORMAT_K8V8 ? 255.0f : 15.0f, BEYOND_FP16, codes + at, &scales->value_step[scale], &scales->value_min[scale]);
+    for (int row = (int)threadIdx.x / LANES; row < SUBPAGE_TOKENS * groups; row += ENCODE_THREADS / LANES) {
+        const int scale = row % groups * SUBPAGE_TOKENS + row / groups, at = row * VALUE_GROUP + c;
+        n_bad += codec_row(v + at, true, LANES, l.format == KV_FORMAT_K8V8 ? 255.0f : 15.0f, BEYOND_FP16, codes + at, &scales->value_step[scale], &scales->value_min[scale]);
     }
     return n_bad;
 }

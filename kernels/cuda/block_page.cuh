@@ -28,7 +28,7 @@ static inline int block_jobs(struct stream *s, const struct block_params *blocks
     struct block_job *jobs = (struct block_job *)host;
     for (int i = 0; i < n; i++) {
         const struct block_params *p = &blocks[i];
-        if ((uintptr_t)p->k % 16 || (uintptr_t)p->v % 16 || p->head_stride % 8)
+        if (((uintptr_t)p->k | (uintptr_t)p->v | (uintptr_t)p->exact_k | (uintptr_t)p->exact_v) % 16 || p->head_stride % 8 || (p->exact_k && p->exact_stride % 8))
             return -ENOTSUP;
         const bool apart = p->exact_k != nullptr;
         const struct block_job job = {p->slice, p->k, p->v, apart ? p->exact_k : p->k, apart ? p->exact_v : p->v, p->head_stride, apart ? p->exact_stride : p->head_stride, p->index, p->first};
