@@ -60,6 +60,11 @@ struct device_copy {
     size_t bytes;
 };
 
+/* What became of the steps of a stream. */
+struct step_stats {
+    uint64_t captures, replays, eager; /* graphs made (and launched), launched again, steps without one */
+};
+
 typedef bool host_progress_fn(size_t done_bytes, void *arg);
 
 struct device_ops {
@@ -94,6 +99,16 @@ struct device_ops {
     /* From now on ops on this stream take what they need for the time of a call (kernel_ops.scratch_bytes) from this piece of device memory, which stays the caller's and must
      * outlive its use; what does not fit, and everything after (NULL, 0), comes from the arena. So that a peak is what was planned, and no step allocates. */
     void (*stream_scratch)(struct stream *stream, void *memory, size_t bytes);
+    /* Steps: runs of ops that are the same from time to time but for what they read as small arguments, such as the steps of decoding. A device may keep what they submit and replay it. Opened with a
+     * piece of device memory (kernel_ops.step_bytes), the caller's until steps_close, which comes before memory that the ops use is freed. Without that, or with 0 bytes, step_begin and
+     * step_end do nothing. -EINVAL, -ENOMEM. */
+    int (*steps_open)(struct stream *stream, void *memory, size_t bytes);
+    void (*steps_close)(struct stream *stream); /* waits for steps under way; fine without steps_open */
+    int (*step_begin)(struct stream *stream);
+    /* `result`: of the ops between. 1: the caller runs the same ops once more, and ends the step again, for this time nothing was submitted. 0: the step is submitted. Negative: the ops' error, or
+     * one of its own; the step is over. Ops that wait, and copies from or to pageable memory, end early with -EAGAIN the first time. */
+    int (*step_end)(struct stream *stream, int result);
+    void (*step_stats)(const struct stream *stream, struct step_stats *ret);
     int (*event_create)(struct device *device, struct device_event **ret_event);
     void (*event_free)(struct device_event *event);
     int (*event_record)(struct device_event *event, struct stream *stream);

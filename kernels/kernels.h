@@ -363,6 +363,10 @@ struct kernel_ops {
      * (device_ops.stream_scratch), else from the arena. Pure. */
     size_t (*scratch_bytes)(struct stream *s, const struct op_bounds *bounds);
 
+    /* Bytes of device memory that the small arguments of one decode step take at most: embed, rope_table, and qkv_finish and attn_decode in each of n_layers (device_ops.steps_open). 0: the
+     * device keeps no steps. Pure. */
+    size_t (*step_bytes)(const struct op_bounds *bounds, int n_layers);
+
     /* Draws from n rows, each as it would be drawn from alone; results are there on return (a GPU is waited for once). Negative, also -EINVAL for n < 0 or n_vocab outside 1 .. 2^24: no row has been
      * drawn from. */
     int (*sample)(struct stream *s, struct sample_row *rows, int n, int n_vocab);

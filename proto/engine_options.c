@@ -43,6 +43,8 @@ const struct option_spec engine_option_specs[] = {
      .help = "device memory of a worker beyond the weights; 0: no limit on a CPU, nine tenths of a GPU's memory less the weights"},
     {.name = "page-cache", .kind = OPTION_BYTES, FIELD(page_cache), .fallback = "auto", .min = 0, .max = INT64_MAX, .max_word = "auto", .metavar = "BYTES|auto",
      .help = "device memory of a worker for fetched sub-pages, at most what requests leave of --memory-limit; auto: all of that"},
+    {.name = "graphs", .kind = OPTION_BOOL, FIELD(graphs), SIZING, .fallback = "on",
+     .help = "decode steps of a GPU are captured as CUDA graphs and replayed while they stay the same; changes nothing that is computed"},
     {.name = "weights", .kind = OPTION_ENUM, FIELD(weights), .fallback = "auto", .choices = weights_choices,
      .help = "quantized weights on a GPU: expanded once to bf16, or kept as stored and expanded for each product; auto: the latter when bf16 would take over 3/4 of its memory"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), SIZING, .fallback = "0", .min = 0, .max = 256, .metavar = "N",

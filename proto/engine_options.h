@@ -15,7 +15,7 @@ enum {
 struct engine_options {
     int kv_format, selector, scorer, fetch_unit, prefill, prefill_order, bridge, device, weights, isa;
     int64_t budget, recent, fetch, chunk, context, max_running, tp, threads, memory_limit, page_cache;
-    bool reuse_generated;
+    bool reuse_generated, graphs;
 };
 
 extern const struct option_spec engine_option_specs[]; /* ended by one without a name */

@@ -173,6 +173,36 @@ static void stream_scratch(struct stream *stream, void *memory, size_t bytes)
     stream->scratch_bytes = bytes;
 }
 
+/* Ops are calls: there is nothing to keep of a step. */
+static int steps_open(struct stream *stream, void *memory, size_t bytes)
+{
+    (void)stream, (void)memory, (void)bytes;
+    return 0;
+}
+
+static void steps_close(struct stream *stream)
+{
+    (void)stream;
+}
+
+static int step_begin(struct stream *stream)
+{
+    (void)stream;
+    return 0;
+}
+
+static int step_end(struct stream *stream, int result)
+{
+    (void)stream;
+    return result < 0 ? result : 0;
+}
+
+static void step_stats(const struct stream *stream, struct step_stats *ret)
+{
+    (void)stream;
+    *ret = (struct step_stats){0};
+}
+
 int cpu_op_alloc(struct stream *s, size_t bytes, void **ret_memory)
 {
     const size_t rounded = cpu_op_round(bytes);
@@ -280,6 +310,11 @@ const struct device_ops *cpu_device_ops(void)
         .stream_free = stream_free,
         .stream_sync = stream_sync,
         .stream_scratch = stream_scratch,
+        .steps_open = steps_open,
+        .steps_close = steps_close,
+        .step_begin = step_begin,
+        .step_end = step_end,
+        .step_stats = step_stats,
         .event_create = event_create,
         .event_free = event_free,
         .event_record = event_record,

@@ -134,6 +134,12 @@ static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
     return s->device->ops->scratch_bytes(s, bounds);
 }
 
+static size_t step_bytes(const struct op_bounds *bounds, int n_layers)
+{
+    (void)bounds, (void)n_layers;
+    return 0;
+}
+
 const struct kernel_ops *cpu_kernel_ops(void)
 {
     static const struct kernel_ops ops = {
@@ -164,6 +170,7 @@ const struct kernel_ops *cpu_kernel_ops(void)
         .page_cache_stats = page_cache_stats,
         .page_cache_fetch = page_cache_fetch,
         .scratch_bytes = scratch_bytes,
+        .step_bytes = step_bytes,
     };
     return &ops;
 }

@@ -367,19 +367,30 @@ extern "C" size_t cuda_attn_decode_scratch(const struct op_bounds *b)
     return (size_t)b->n_items * item_init(&counted, &item, b->scorer, b->fetch_blocks, b->n_bias_pairs > 0, b->n_heads / b->n_kv_heads, nullptr);
 }
 
-/* The most parts and sub-pages that any item has: the grids. */
+extern "C" size_t cuda_attn_decode_args(int n_items)
+{
+    return sizeof(struct decode_item) * (size_t)n_items + index_tiles_bytes(n_items);
+}
+
+/* The most parts and sub-pages that any item has, rounded up: the grids. */
 struct decode_extent {
     int row_parts, page_parts, scored_subpages;
 };
 
-static struct decode_extent extent_of(const struct decode_item *items, int n)
+/* Parts of pages are no more than fetch_pages makes: a page cache is sized by that. */
+static struct decode_extent extent_of(const struct decode_item *items, const struct attn_decode_params *p)
 {
     struct decode_extent x = {};
-    for (int i = 0; i < n; i++) {
+    int most = 0;
+    for (int i = 0; i < p->n_items; i++) {
         x.row_parts = max(x.row_parts, items[i].n_row_parts[0] + items[i].n_row_parts[1]);
         x.page_parts = max(x.page_parts, items[i].n_page_parts);
         x.scored_subpages = max(x.scored_subpages, items[i].scored ? items[i].slow.n_subpages : 0);
+        most = max(most, p->items[i].fetch_pages);
     }
+    x.row_parts = (int)launch_round(x.row_parts);
+    x.page_parts = (int)min((int64_t)launch_round(x.page_parts), ceil_div64(most, DECODE_PAGES));
+    x.scored_subpages = (int)launch_round(x.scored_subpages);
     return x;
 }
 
@@ -526,8 +537,12 @@ static int launch_all(struct stream *s, struct device_page_cache *cache, const s
 static int return_counts(struct stream *s, struct attn_decode_params *p, const struct decode_item *items)
 {
     void *host, *device;
-    bool any = false;
-    int r = stream_args_room(s, sizeof(int32_t) * (size_t)p->n_items, &host, &device);
+    bool wanted = false, any = false;
+    for (int i = 0; i < p->n_items; i++)
+        wanted |= p->items[i].ret_chosen != nullptr;
+    int r = wanted ? stream_args_room(s, sizeof(int32_t) * (size_t)p->n_items, &host, &device) : 0;
+    if (r < 0 || !wanted)
+        return r;
     int32_t *counts = (int32_t *)host;
     for (int i = 0; r == 0 && i < p->n_items; i++)
         if (p->items[i].ret_chosen && items[i].n_now) {
@@ -595,7 +610,7 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
         r = -EINVAL;
     if (r < 0 || p->n_items == 0)
         return r;
-    const size_t item_bytes = sizeof(struct decode_item) * (size_t)p->n_items, list_bytes = item_bytes + index_tiles_bytes(p->n_items);
+    const size_t item_bytes = sizeof(struct decode_item) * (size_t)p->n_items, list_bytes = cuda_attn_decode_args(p->n_items);
     r = stream_args_room(s, list_bytes, &host, &device);
     if (r < 0)
         return r;
@@ -616,7 +631,7 @@ extern "C" int cuda_attn_decode(struct stream *s, struct attn_decode_params *p)
     a.head_dim = p->head_dim;
     a.scale = p->scale;
     a.scorer = p->scorer;
-    const struct decode_extent extent = extent_of(items, p->n_items);
+    const struct decode_extent extent = extent_of(items, p);
     a.page_parts = extent.page_parts;
     a.pass = p->page_cache ? DECODE_PRESENT : DECODE_ALL;
     if (p->bias)

@@ -173,6 +173,8 @@ template <int D> __global__ void __launch_bounds__(TILE_WARPS * 32) index_score_
     __shared__ __align__(16) struct index_tile<D> tile;
     const struct index_tile_items items = t.tiles[blockIdx.y];
     const int warp = (int)threadIdx.x / 32, n_rows = items.n * a.group;
+    if (items.n == 0)
+        return;
     for (int i = (int)threadIdx.x; i < items.n; i += TILE_WARPS * 32) {
         const struct slow_pages &slow = a.items[t.order[items.first + i]].slow;
         tile.item[i] = t.order[items.first + i];
@@ -211,7 +213,8 @@ static inline bool index_tile_mates(const struct decode_item *items, int32_t i, 
     return items[i].slow.layer == items[j].slow.layer && items[i].slow.kv_head == items[j].slow.kv_head;
 }
 
-/* Puts the scored items in order and cuts them into tiles, in memory of index_tiles_bytes(n_items). A counting sort by KV head, which is how the items of a batch share. Returns the number of tiles. */
+/* Puts the scored items in order and cuts them into tiles, in memory of index_tiles_bytes(n_items). A counting sort by KV head, which is how the items of a batch share. Returns the number of tiles,
+ * rounded up with empty ones. */
 static inline int index_tiles_make(const struct decode_item *items, int n_items, int group, void *memory)
 {
     struct index_tile_items *tiles = (struct index_tile_items *)memory;
@@ -232,7 +235,10 @@ static inline int index_tiles_make(const struct decode_item *items, int n_items,
         for (tiles[n_tiles].n = 0; i < n && tiles[n_tiles].n < most && index_tile_mates(items, order[tiles[n_tiles].first], order[i]); i++)
             tiles[n_tiles].n++;
     }
-    return n_tiles;
+    const int n_rounded = launch_round(n_tiles) < n_items ? (int)launch_round(n_tiles) : n_items;
+    for (int i = n_tiles; i < n_rounded; i++)
+        tiles[i].first = tiles[i].n = 0;
+    return n_rounded;
 }
 
 /* `memory` on the device as index_tiles_make left it. */

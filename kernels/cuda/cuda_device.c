@@ -3,6 +3,7 @@
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library_memory.h"
 #include "kernels/cuda/nccl_collective.h"
+#include "kernels/cuda/step.h"
 #include "kernels/cuda/submit.h"
 #include "proto/base/base_assert.h"
 #include <errno.h>
@@ -59,6 +60,11 @@ int cublas_error(cublasStatus_t status)
 int device_wait_stream(const struct device *device, cudaStream_t stream)
 {
     return device->collective ? nccl_wait_stream(device->collective, stream) : cuda_error(cudaStreamSynchronize(stream));
+}
+
+int device_wait_event(const struct device *device, cudaEvent_t event)
+{
+    return device->collective ? nccl_wait_event(device->collective, event) : cuda_error(cudaEventSynchronize(event));
 }
 
 static void wait_device(const struct device *device)
@@ -317,6 +323,8 @@ static void stream_free(struct stream *s)
 {
     if (!s)
         return;
+    ASSERT(s->n_sides == 0);
+    cuda_steps_close(s);
     if (s->cuda) {
         device_wait_stream(s->device, s->cuda);
         if (s->device->collective)
@@ -338,6 +346,7 @@ static int stream_open(struct device *device, int priority, struct stream **ret_
     if (!s)
         return -ENOMEM;
     s->device = device;
+    s->main = s;
     int r = cuda_error(cudaStreamCreateWithPriority(&s->cuda, cudaStreamNonBlocking, priority));
     if (r < 0) {
         free(s);
@@ -377,16 +386,32 @@ static int copy_stream_create(struct device *device, struct stream **ret_stream)
 
 int stream_side_open(struct stream *main, struct stream **ret_side)
 {
-    return copy_stream_create(main->device, ret_side);
+    struct stream *side;
+    if (main->n_sides == STREAM_SIDES_MAX)
+        return -ENOTSUP;
+    int r = copy_stream_create(main->device, &side);
+    if (r < 0)
+        return r;
+    side->main = main;
+    main->sides[main->n_sides++] = side;
+    *ret_side = side;
+    return 0;
 }
 
 void stream_side_close(struct stream *side)
 {
+    struct stream *main = side ? side->main : NULL;
+    for (int i = 0; main && i < main->n_sides; i++)
+        if (main->sides[i] == side)
+            main->sides[i] = main->sides[--main->n_sides];
     stream_free(side);
 }
 
 int stream_wait_idle(struct stream *s)
 {
+    const int r = step_block(s);
+    if (r < 0)
+        return r;
     return device_wait_stream(s->device, s->cuda);
 }
 
@@ -395,12 +420,26 @@ static int stream_sync(struct stream *s)
     return stream_wait_idle(s);
 }
 
+/* The same places whenever the calls are the same. */
+static int step_args_room(struct stream *s, struct step *step, size_t rounded, void **ret_host, void **ret_device)
+{
+    if (rounded > step->args_bytes - step->args_used)
+        return step_block(s);
+    *ret_host = step->args_host + step->args_used;
+    *ret_device = step->args_device + step->args_used;
+    step->args_used += rounded;
+    return 0;
+}
+
 int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device)
 {
     size_t rounded = (bytes + 15) & ~(size_t)15;
+    struct step *step = step_noting(s);
     ASSERT(s->args_host); /* no ops on a stream for copies */
     if (bytes > CUDA_ARGS_MAX_BYTES)
         return -ENOTSUP;
+    if (step)
+        return step_args_room(s, step, rounded, ret_host, ret_device);
     if (rounded > CUDA_ARGS_BYTES - s->args_used) {
         int r = stream_wait_idle(s);
         if (r < 0)
@@ -415,7 +454,7 @@ int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret
 
 int stream_args_send(struct stream *s, void *device, const void *host, size_t bytes)
 {
-    return submit_copy(s, device, host, bytes);
+    return step_noting(s) ? 0 : submit_copy(s, device, host, bytes); /* a step's go together (step.c) */
 }
 
 int stream_args(struct stream *s, const void *src, size_t bytes, const void **ret_device)
@@ -447,7 +486,9 @@ int stream_temp(struct stream *s, size_t bytes, void **ret_memory)
         *ret_memory = s->scratch + aligned;
         return 0;
     }
-    int r = cuda_arena_alloc(&s->device->arena, MEM_WORKSPACE, bytes, &s->overflow);
+    int r = step_block(s);
+    if (r == 0)
+        r = cuda_arena_alloc(&s->device->arena, MEM_WORKSPACE, bytes, &s->overflow);
     if (r == 0)
         *ret_memory = s->overflow;
     return r;
@@ -472,7 +513,9 @@ int stream_fixed(struct stream *s, void **ret_memory)
     struct device *device = s->device;
     int r = 0;
     if (device->fixed_owner && device->fixed_owner != s) {
-        r = submit_record(device->fixed_owner, device->fixed_event);
+        r = step_block(s); /* whose it is then changes between two steps of the same record */
+        if (r == 0)
+            r = submit_record(device->fixed_owner, device->fixed_event);
         if (r == 0)
             r = submit_wait(s, device->fixed_event);
     }
@@ -510,13 +553,15 @@ static void event_free(struct device_event *event)
 static int event_record(struct device_event *event, struct stream *stream)
 {
     ASSERT(event->device == stream->device);
-    return submit_record(stream, event->cuda);
+    const int r = submit_directly(stream); /* who waits for it waits outside the step */
+    return r < 0 ? r : submit_record(stream, event->cuda);
 }
 
 static int stream_wait(struct stream *stream, struct device_event *event)
 {
     ASSERT(event->device == stream->device);
-    return submit_wait(stream, event->cuda);
+    const int r = submit_directly(stream);
+    return r < 0 ? r : submit_wait(stream, event->cuda);
 }
 
 static int event_query(struct device_event *event)
@@ -532,8 +577,7 @@ static int event_query(struct device_event *event)
 
 static int event_sync(struct device_event *event)
 {
-    struct device *device = event->device;
-    return device->collective ? nccl_wait_event(device->collective, event->cuda) : cuda_error(cudaEventSynchronize(event->cuda));
+    return device_wait_event(event->device, event->cuda);
 }
 
 size_t device_registered_left(struct device *device, const void *address)
@@ -549,16 +593,10 @@ size_t device_registered_left(struct device *device, const void *address)
     return left;
 }
 
-static bool is_pageable(const void *memory)
-{
-    struct cudaPointerAttributes attributes;
-    return cuda_error(cudaPointerGetAttributes(&attributes, memory)) == 0 && attributes.type == cudaMemoryTypeUnregistered;
-}
-
 /* A copy must not cross from one registered piece into the next. To pageable memory the driver blocks until the stream has come to it. */
 static int stream_copy(struct stream *stream, void *dst, const void *src, size_t bytes)
 {
-    int r = stream->device->collective && is_pageable(dst) ? device_wait_stream(stream->device, stream->cuda) : 0;
+    int r = stream->device->collective && submit_is_pageable(dst) ? stream_wait_idle(stream) : 0;
     for (size_t at = 0, n; r == 0 && at < bytes; at += n) {
         const size_t to = device_registered_left(stream->device, (uint8_t *)dst + at), from = device_registered_left(stream->device, (const uint8_t *)src + at), most = to < from ? to : from;
         n = bytes - at < most ? bytes - at : most;
@@ -573,7 +611,7 @@ static int stream_copy_rows(struct stream *stream, void *dst, size_t dst_pitch, 
     if (width == 0 || n_rows == 0)
         return 0;
     const size_t dst_span = (n_rows - 1) * dst_pitch + width, src_span = (n_rows - 1) * src_pitch + width;
-    if (device_registered_left(stream->device, dst) >= dst_span && device_registered_left(stream->device, src) >= src_span && !is_pageable(dst))
+    if (device_registered_left(stream->device, dst) >= dst_span && device_registered_left(stream->device, src) >= src_span && !submit_is_pageable(dst))
         return submit_copy_rows(stream, dst, dst_pitch, src, src_pitch, width, n_rows);
     for (size_t i = 0; r == 0 && i < n_rows; i++)
         r = stream_copy(stream, (uint8_t *)dst + i * dst_pitch, (const uint8_t *)src + i * src_pitch, width);
@@ -608,6 +646,11 @@ const struct device_ops *cuda_device_ops(void)
         .stream_wait = stream_wait,
         .event_query = event_query,
         .event_sync = event_sync,
+        .steps_open = cuda_steps_open,
+        .steps_close = cuda_steps_close,
+        .step_begin = cuda_step_begin,
+        .step_end = cuda_step_end,
+        .step_stats = cuda_step_stats,
         .copy = stream_copy,
         .copy_rows = stream_copy_rows,
         .copy_batch = stream_copy_batch,

@@ -16,6 +16,19 @@ static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
     return most + CUDA_TEMP_ALIGN;
 }
 
+/* As stream_args rounds them up. */
+static size_t args_bytes(size_t bytes)
+{
+    return (bytes + 15) & ~(size_t)15;
+}
+
+static size_t step_bytes(const struct op_bounds *b, int n_layers)
+{
+    const size_t n = b->n_items > 0 ? (size_t)(b->n_items / b->n_kv_heads) : 0; /* tokens */
+    const size_t layer = args_bytes(n * sizeof(struct kv_dst)) + args_bytes(cuda_attn_decode_args(b->n_items));
+    return 2 * args_bytes(n * sizeof(int32_t)) + args_bytes((size_t)b->head_dim / 2 * sizeof(double)) + (size_t)n_layers * layer;
+}
+
 const struct kernel_ops *cuda_kernel_ops(void)
 {
     static const struct kernel_ops ops = {
@@ -45,6 +58,7 @@ const struct kernel_ops *cuda_kernel_ops(void)
         .page_cache_stats = cuda_page_cache_stats,
         .page_cache_fetch = cuda_page_cache_fetch,
         .scratch_bytes = scratch_bytes,
+        .step_bytes = step_bytes,
         .sample = cuda_sample,
     };
     return &ops;

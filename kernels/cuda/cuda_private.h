@@ -17,6 +17,7 @@ enum {
     CUDA_BLAS_WORKSPACE_BYTES = 32 << 20, /* cuBLAS asks for as much on Hopper; given to it, so that it allocates nothing of its own */
     CUDA_TEMP_ALIGN = 256,
     CUDA_MAX_REGISTERED = 16,
+    STREAM_SIDES_MAX = 2,
 };
 
 struct device {
@@ -37,9 +38,16 @@ struct device {
     size_t cudnn_version;
 };
 
+struct step;
+
 struct stream {
     struct device *device;
     cudaStream_t cuda;
+    /* A stream beside another (stream_side_open) has that one here; every other itself. */
+    struct stream *main;
+    struct stream *sides[STREAM_SIDES_MAX];
+    int n_sides;
+    struct step *step; /* of the main stream, when steps have been opened (step.h) */
     /* Small arrays of the host for kernels: written to pinned memory, copied to the same place of the device's. Begun anew only after the stream has been waited for. */
     uint8_t *args_host, *args_device;
     size_t args_used;
@@ -64,13 +72,15 @@ int stream_args(struct stream *s, const void *src, size_t bytes, const void **re
 /* Room in the ring on both sides: for what the caller fills in and sends, and for results that come back. */
 int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device);
 int stream_args_send(struct stream *s, void *device, const void *host, size_t bytes);
-/* A stream beside `main`, of the highest priority, whose ops submit to it as a part of their work; it has no ring and no scratch. Closing waits for it; NULL is fine. */
+/* A stream beside `main`, of the highest priority, to which ops submit parts of their work; it has no ring and no scratch. -ENOTSUP: there are STREAM_SIDES_MAX. Closing waits for it; NULL is
+ * fine. */
 int stream_side_open(struct stream *main, struct stream **ret_side);
 void stream_side_close(struct stream *side);
 /* Waits for everything submitted. */
 int stream_wait_idle(struct stream *s);
 /* The same for a CUDA stream that is none of the project's. Every wait of the host goes through these two, for a collective whose peer is gone never ends by itself (nccl_collective.h). */
 int device_wait_stream(const struct device *device, cudaStream_t stream);
+int device_wait_event(const struct device *device, cudaEvent_t event);
 
 /* Scratch for one op, CUDA_TEMP_ALIGN aligned (the stream's own may lose as much to it): one piece at a time. stream_temp_end when all work on it has been submitted. */
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory);
@@ -82,6 +92,16 @@ int stream_fixed(struct stream *s, void **ret_memory);
 /* What is left at this address of the piece that it was registered with; SIZE_MAX where it was not. A copy must not cross from one registered piece into the next. */
 size_t device_registered_left(struct device *device, const void *address);
 int stream_copy_batch(struct stream *s, const struct device_copy *copies, int n);
+
+/* n rounded up to an eighth of the power of two below it, for grids that grow with a sequence: so that the launches of a step stay the same ones for a while (step.h). Kernels leave at once where
+ * there is nothing. */
+static inline int64_t launch_round(int64_t n)
+{
+    int64_t step = 1;
+    while (n / step >= 16)
+        step *= 2;
+    return (n + step - 1) / step * step;
+}
 
 static inline int64_t ceil_div64(int64_t a, int64_t b)
 {
@@ -99,6 +119,7 @@ int cuda_rope_table(struct stream *s, const double *inv_freq, int n_freq, double
 int cuda_qkv_finish(struct stream *s, const struct qkv_params *p);
 int cuda_attn_decode(struct stream *s, struct attn_decode_params *p);
 size_t cuda_attn_decode_scratch(const struct op_bounds *b);
+size_t cuda_attn_decode_args(int n_items);
 int cuda_page_summaries(struct stream *s, const struct page_summary_params *p);
 int cuda_window_scores(struct stream *s, const struct window_score_params *p);
 size_t cuda_window_scores_scratch(const struct op_bounds *b);

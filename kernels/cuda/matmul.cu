@@ -55,7 +55,7 @@ enum { HALF_BYTES = CUDA_FIXED_SCRATCH_BYTES / 2 }; /* of the fixed scratch: x, 
 
 static int gemm(struct stream *s, const bf16_t *x, int64_t n, const bf16_t *w, int64_t n_rows, int64_t n_cols, float add, float *y, int64_t ld_y)
 {
-    const struct gemm_shape g = {x, w, n, n_rows, n_cols, cuda_weight_ld(n_cols), add, y, ld_y};
+    const struct gemm_shape g = {x, w, n, n_rows, n_cols, cuda_weight_ld(n_cols), y, ld_y, add};
     return submit_gemm(s, &g);
 }
 

@@ -10,6 +10,7 @@ set(CUDA_BACKEND_C
   nccl_api.c
   nccl_collective.c
   runtime_library.c
+  step.c
   submit.c
   ../../proto/base/clock.c
   ../../proto/base/error.c

@@ -1,5 +1,6 @@
 /* Decode attention through the page cache: blocks lie in a registered pool, sequences share them, and whatever is cached, staged or read in place, in however many rounds, the result has the bits
- * of reading every page where it lies, which attends the fast rows in one launch and not in two. All steps of a run are submitted before any result is looked at. */
+ * of reading every page where it lies, which attends the fast rows in one launch and not in two. All steps of a run are submitted before any result is looked at, op by
+ * op or replayed (device_ops.step_begin), or in turns. */
 #include "tests/simt/ops_test.h"
 #include <errno.h>
 #include <limits.h>
@@ -8,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { SEQUENCES = 3, HEADS = 2, ITEMS = SEQUENCES * HEADS, LAYER = 1, LAYERS = 2, BLOCKS = 6, SUBPAGES = BLOCKS * BLOCK_SUBPAGES, STEPS = 2, KEPT = 270, RECENT = 20 };
+enum { SEQUENCES = 3, HEADS = 2, ITEMS = SEQUENCES * HEADS, LAYER = 1, LAYERS = 2, BLOCKS = 6, SUBPAGES = BLOCKS * BLOCK_SUBPAGES, STEPS = 2, RUNS = 3, KEPT = 270, RECENT = 20 };
 
 struct fetch_case {
     enum kv_format format;
@@ -34,6 +35,9 @@ struct fetch_test {
     float *q[STEPS], *out[STEPS];    /* device, [ITEMS, group, d] */
     struct page_counts *counts;      /* device, [STEPS, SEQUENCES] */
 };
+
+/* Which calls of a run are steps of the device. */
+enum with_steps { STEPS_NONE, STEPS_ALL, STEPS_FIRST };
 
 /* What a run leaves. */
 struct fetch_result {
@@ -98,8 +102,20 @@ static void items_make(struct fetch_test *x)
     }
 }
 
+static int decode(struct fetch_test *x, struct attn_decode_params *p, bool as_step)
+{
+    const struct device_ops *dev = x->t->gpu_backend->device;
+    int r = as_step ? dev->step_begin(x->t->gpu) : 0;
+    if (r < 0 || !as_step)
+        return r < 0 ? r : x->t->gpu_ops->attn_decode(x->t->gpu, p);
+    do
+        r = dev->step_end(x->t->gpu, x->t->gpu_ops->attn_decode(x->t->gpu, p));
+    while (r == 1);
+    return r;
+}
+
 /* One call a step, then the results. */
-static void run(struct fetch_test *x, struct device_page_cache *cache, struct fetch_result *ret)
+static void run(struct fetch_test *x, struct device_page_cache *cache, enum with_steps with, struct fetch_result *ret)
 {
     struct ops_test *t = x->t;
     const size_t n = (size_t)(x->c->group * x->c->d), bytes = ITEMS * n * sizeof(float);
@@ -115,7 +131,7 @@ static void run(struct fetch_test *x, struct device_page_cache *cache, struct fe
         }
         struct attn_decode_params p = {.items = x->items, .n_items = ITEMS, .layout = &x->layout, .group = x->c->group, .head_dim = x->c->d, .scale = 1 / sqrtf((float)x->c->d),
                                        .scorer = x->c->scorer, .fetch_blocks = x->c->blocks, .page_cache = cache};
-        ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
+        ops_test_true(t, "attn_decode", decode(x, &p, with == STEPS_ALL || (with == STEPS_FIRST && s == 0)) == 0);
     }
     for (int s = 0; s < STEPS; s++)
         ret->out[s] = ops_test_download(t, x->out[s], bytes);
@@ -146,8 +162,31 @@ static uint64_t compare(struct fetch_test *x, const char *what, const struct fet
     return misses;
 }
 
+/* With scratch of its own and room for the arguments. */
+static void steps_open(struct fetch_test *x)
+{
+    struct ops_test *t = x->t;
+    const struct device_ops *dev = t->gpu_backend->device;
+    const struct op_bounds bounds = {.n_heads = HEADS * x->c->group, .n_kv_heads = HEADS, .head_dim = x->c->d, .n_items = ITEMS, .n_rows = {KEPT, RECENT}, .n_pages = SUBPAGES,
+                                     .fetch_pages = x->c->fetch, .scorer = x->c->scorer, .fetch_blocks = x->c->blocks};
+    const size_t scratch = t->gpu_ops->scratch_bytes(t->gpu, &bounds), args = t->gpu_ops->step_bytes(&bounds, 1);
+    dev->stream_scratch(t->gpu, ops_test_room(t, scratch), scratch);
+    ops_test_true(t, "steps_open", dev->steps_open(t->gpu, ops_test_room(t, args), args) == 0);
+}
+
+static void steps_close(struct fetch_test *x, enum with_steps with)
+{
+    const struct device_ops *dev = x->t->gpu_backend->device;
+    const uint64_t n = with == STEPS_ALL ? RUNS * STEPS : RUNS;
+    struct step_stats stats;
+    dev->step_stats(x->t->gpu, &stats);
+    dev->steps_close(x->t->gpu);
+    dev->stream_scratch(x->t->gpu, NULL, 0);
+    ops_test_true(x->t, "all steps but two are replayed", stats.eager == 1 && stats.captures == 1 && stats.replays == n - 2);
+}
+
 /* `sets` of pages an extent, 0: none; `staged` pages a round, if need be. */
-static void through_cache(struct fetch_test *x, size_t sets, int staged, const struct fetch_result *expected)
+static void through_cache(struct fetch_test *x, size_t sets, int staged, enum with_steps with, const struct fetch_result *expected)
 {
     struct ops_test *t = x->t;
     const size_t set = DEVICE_PAGE_WAYS * (x->layout.page.bytes + 12) + 8, sinks = DEVICE_PAGE_WAYS * (x->layout.sink.bytes + 12) + 8;
@@ -161,14 +200,18 @@ static void through_cache(struct fetch_test *x, size_t sets, int staged, const s
         void *extent = ops_test_room(t, config.extent_bytes);
         ops_test_true(t, "page_cache_resize", t->gpu_ops->page_cache_resize(cache, &extent, 1) == 0);
     }
-    for (int twice = 0; twice < 2; twice++) {
-        const char *what = ops_test_shape("%s d %d group %d fetch %d, %zu sets, %d staged, run %d", kv_format_name(x->c->format), x->c->d, x->c->group, x->c->fetch, sets, staged, twice);
-        run(x, cache, &actual);
+    if (with != STEPS_NONE)
+        steps_open(x);
+    for (int i = 0; i < (with == STEPS_NONE ? 2 : RUNS); i++) {
+        const char *what = ops_test_shape("%s d %d group %d fetch %d, %zu sets, %d staged, steps %d, run %d", kv_format_name(x->c->format), x->c->d, x->c->group, x->c->fetch, sets, staged, with, i);
+        run(x, cache, with, &actual);
         const uint64_t missed = compare(x, what, expected, &actual);
-        ops_test_true(t, "with room for all of them pages are fetched once", sets < 100 || twice == 0 || missed == 0);
+        ops_test_true(t, "with room for all of them pages are fetched once", sets < 100 || i == 0 || missed == 0);
         misses += missed;
         result_free(&actual);
     }
+    if (with != STEPS_NONE)
+        steps_close(x, with);
     ops_test_true(t, "page_cache_stats", t->gpu_ops->page_cache_stats(cache, &stats) == 0);
     ops_test_true(t, "statistics are the sums of all", stats.misses == misses && stats.in_place == 0);
     t->gpu_ops->page_cache_close(cache);
@@ -182,11 +225,11 @@ void test_ops_decode_fetch(struct ops_test *t)
         block_layout_init(&x.layout, cases[i].format, LAYERS, HEADS, (uint32_t)cases[i].d);
         pool_make(&x);
         items_make(&x);
-        run(&x, NULL, &expected);
-        through_cache(&x, 0, 16, &expected);
+        run(&x, NULL, STEPS_NONE, &expected);
+        through_cache(&x, 0, 16, i == 0 ? STEPS_ALL : STEPS_NONE, &expected);
         if (i % 2 == 0)
-            through_cache(&x, 1, 32, &expected);
-        through_cache(&x, 200, 0, &expected);
+            through_cache(&x, 1, 32, i == 0 ? STEPS_FIRST : STEPS_NONE, &expected);
+        through_cache(&x, 200, 0, i == 2 ? STEPS_ALL : STEPS_NONE, &expected);
         result_free(&expected);
         t->gpu_backend->device->host_unregister(t->gpu_device, x.pool);
         munmap(x.pool, x.pool_bytes);

@@ -174,7 +174,7 @@ static void run(struct ops_test *t, const char *name, void (*test)(struct ops_te
 
 static const struct { const char *name; void (*run)(struct ops_test *); } tests[] = {
     {"device", test_ops_device}, {"elementwise", test_ops_elementwise}, {"matmul", test_ops_matmul}, {"blocks", test_ops_blocks}, {"select", test_ops_select}, {"attention", test_ops_attention}, {"prefix", test_ops_prefix},
-    {"decode", test_ops_decode}, {"page_cache", test_ops_page_cache}, {"decode_fetch", test_ops_decode_fetch}, {"scores", test_ops_scores}, {"sample", test_ops_sample},
+    {"decode", test_ops_decode}, {"page_cache", test_ops_page_cache}, {"decode_fetch", test_ops_decode_fetch}, {"scores", test_ops_scores}, {"sample", test_ops_sample}, {"steps", test_ops_steps},
 };
 
 static const struct kernel_backend *plugin_load(const char *path)

@@ -56,3 +56,4 @@ void test_ops_decode(struct ops_test *t);
 void test_ops_page_cache(struct ops_test *t);
 void test_ops_decode_fetch(struct ops_test *t);
 void test_ops_scores(struct ops_test *t);
+void test_ops_steps(struct ops_test *t);

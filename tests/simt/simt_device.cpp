@@ -35,7 +35,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 #define EACH_ERROR(X)                                                                                                                                            \
     X(cudaSuccess) X(cudaErrorInvalidValue) X(cudaErrorMemoryAllocation) X(cudaErrorInitializationError) X(cudaErrorInvalidConfiguration) X(cudaErrorInsufficientDriver) X(cudaErrorCallRequiresNewerDriver) X(cudaErrorNoDevice) \
     X(cudaErrorInvalidDevice) X(cudaErrorNotReady) X(cudaErrorIllegalAddress) X(cudaErrorHostMemoryAlreadyRegistered) X(cudaErrorHostMemoryNotRegistered)          \
-    X(cudaErrorLaunchFailure) X(cudaErrorNotSupported)
+    X(cudaErrorLaunchFailure) X(cudaErrorNotSupported) X(cudaErrorStreamCaptureUnsupported) X(cudaErrorStreamCaptureInvalidated) X(cudaErrorStreamCaptureMerge) X(cudaErrorStreamCaptureUnmatched) \
+    X(cudaErrorStreamCaptureUnjoined) X(cudaErrorStreamCaptureIsolation) X(cudaErrorCapturedEvent) X(cudaErrorStreamCaptureWrongThread)
 
 const char *cudaGetErrorName(cudaError_t error)
 {
@@ -112,7 +113,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
         report("cublasGemmEx", "without a workspace of the caller's, which the library would allocate");
     void *workspace = handle->workspace;
     const size_t workspace_bytes = handle->workspace_bytes < 4096 ? handle->workspace_bytes : 4096; /* some of it: enough to see who else uses it */
-    enqueue(handle->stream, "cublasGemmEx", [=] {
+    const cudaError_t error = enqueue(handle->stream, "cublasGemmEx", [=] {
         memset(workspace, 0xA5, workspace_bytes);
         check::range_written(workspace, workspace_bytes);
         for (int i = 0; k > 0 && i < m; i++)
@@ -133,5 +134,5 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cub
                 *y = alpha * sum + (beta != 0 ? beta * *y : 0); /* beta 0: what c held, NaN too, is not read */
             }
     });
-    return CUBLAS_STATUS_SUCCESS;
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

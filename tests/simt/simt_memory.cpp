@@ -3,7 +3,7 @@
  * Device memory comes from one reserved region, each allocation with pages of its own and a gap behind it, its end close to the gap; addresses are never used again. So
  * an access beyond the end or after cudaFree faults. In lazy mode the region is without access rights while the host runs, so that a host that touches device
  * memory faults too. Kernels may read what host memory they like here; check_argument looks for pointers to it in what is passed. */
-#include "tests/simt/simt_private.h"
+#include "tests/simt/simt_stream_private.h"
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -232,6 +232,8 @@ using namespace simt;
 
 cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
 {
+    if (capture_forbids_thread() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     Memory &m = memory();
     need_device("cudaMalloc");
     std::lock_guard<std::mutex> guard(m.lock);
@@ -246,6 +248,8 @@ cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
 /* Does not wait for the streams, as the real one happens to do: whoever relies on that has an early free. */
 cudaError_t cudaFree(void *address)
 {
+    if (capture_forbids_thread() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     Memory &m = memory();
     std::lock_guard<std::mutex> guard(m.lock);
     auto it = m.allocations.find((uintptr_t)address);
@@ -262,6 +266,8 @@ cudaError_t cudaFree(void *address)
 
 cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned)
 {
+    if (capture_forbids_thread() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     Memory &m = memory();
     need_device("cudaHostAlloc");
     std::lock_guard<std::mutex> guard(m.lock);
@@ -278,6 +284,8 @@ cudaError_t cudaHostAlloc(void **ret_memory, size_t bytes, unsigned)
 
 cudaError_t cudaFreeHost(void *address)
 {
+    if (capture_forbids_thread() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     Memory &m = memory();
     std::lock_guard<std::mutex> guard(m.lock);
     auto it = m.allocations.find((uintptr_t)address);
@@ -308,6 +316,8 @@ static bool mapping_is_read_only(const void *address)
 
 cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags)
 {
+    if (capture_forbids_thread() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     Memory &m = memory();
     need_device("cudaHostRegister");
     std::lock_guard<std::mutex> guard(m.lock);
@@ -324,6 +334,8 @@ cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags)
 
 cudaError_t cudaHostUnregister(void *address)
 {
+    if (capture_forbids_thread() != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     Memory &m = memory();
     std::lock_guard<std::mutex> guard(m.lock);
     auto it = m.allocations.find((uintptr_t)address);

@@ -3,55 +3,17 @@
  * Threads: each stream has a thread that runs its operations as soon as they may, with random pauses between. Lazy: nothing runs until the host waits; then the stream with the
  * highest priority goes first. Priorities are drawn at each wait, so that one stream runs as far as it can before the next (what was submitted first often runs last), and with odd
  * seeds after each operation too, so that streams that share something interleave. */
-#include "tests/simt/simt_private.h"
+#include "tests/simt/simt_stream_private.h"
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdio>
-#include <deque>
-#include <map>
-#include <mutex>
-#include <thread>
 #include <unistd.h>
 
 enum { QUERY_OPERATIONS = 32 };
 
-struct simt_mark { /* one recording of an event */
-    bool done = false;
-    simt::check::Clock clock;
-};
-
-struct simt_event {
-    std::shared_ptr<simt_mark> mark;
-};
-
-struct simt_operation {
-    const char *name;
-    std::function<void()> run;
-    std::shared_ptr<simt_mark> wait, record;
-    simt::check::OperationId id;
-};
-
-struct simt_stream {
-    std::deque<simt_operation> queue;
-    uint64_t n_submitted = 0, n_done = 0, priority = 0;
-    bool quit = false;
-    std::thread thread;
-    simt::check::StreamClock order;
-};
-
 namespace simt {
 
-struct Streams {
-    std::mutex lock;
-    std::condition_variable changed;
-    std::vector<simt_stream *> all;
-    std::map<const void *, int> shared_limits;
-    Random random = {0};
-    uint64_t n_kernels = 0;
-};
-
-static Streams &streams()
+Streams &streams()
 {
     static Streams &s = *new Streams();
     return s;
@@ -188,15 +150,8 @@ template <class Done> static cudaError_t query(Done done, const check::Clock &cl
     return cudaSuccess;
 }
 
-/* What was submitted before the device broke still runs. */
-static cudaError_t submit(cudaStream_t stream, simt_operation operation)
+void submit_locked(simt_stream *stream, simt_operation operation)
 {
-    need_device(operation.name);
-    std::lock_guard<std::mutex> guard(streams().lock);
-    if (broken)
-        return device_error();
-    if (!stream)
-        report("the default stream is used", operation.name);
     if (operation.wait)
         check::stream_waits(stream->order, operation.wait->clock);
     if (operation.run)
@@ -206,6 +161,20 @@ static cudaError_t submit(cudaStream_t stream, simt_operation operation)
     stream->queue.push_back(std::move(operation));
     stream->n_submitted++;
     streams().changed.notify_all();
+}
+
+/* What was submitted before the device broke still runs. */
+static cudaError_t submit(cudaStream_t stream, simt_operation operation)
+{
+    need_device(operation.name);
+    std::lock_guard<std::mutex> guard(streams().lock);
+    if (broken)
+        return device_error();
+    if (!stream)
+        report("the default stream is used", operation.name);
+    if (is_captured(stream, operation))
+        return capture_operation(stream, std::move(operation));
+    submit_locked(stream, std::move(operation));
     return cudaSuccess;
 }
 
@@ -217,11 +186,21 @@ cudaError_t enqueue(cudaStream_t stream, const char *name, std::function<void()>
 static cudaError_t wait_stream(cudaStream_t stream)
 {
     std::unique_lock<std::mutex> lock(streams().lock);
+    const cudaError_t forbidden = capture_forbids(stream);
+    if (forbidden != cudaSuccess)
+        return forbidden;
     const uint64_t target = stream->n_submitted;
     const check::Clock clock = stream->order.clock;
     wait_until([&] { return stream->n_done >= target; }, lock);
     check::host_waited(clock);
     return device_error();
+}
+
+bool launch_breaks(const char *name)
+{
+    if (options().fail_launch > 0 && strstr(name, options().fail_kernel.c_str()) && --options().fail_launch == 0)
+        broken = true;
+    return broken;
 }
 
 int dynamic_shared_limit(const void *function)
@@ -247,8 +226,8 @@ cudaError_t enqueue_kernel(const LaunchShape &shape, std::shared_ptr<void> pack,
     {
         std::lock_guard<std::mutex> guard(streams().lock);
         serial = ++streams().n_kernels;
-        if (options().fail_launch > 0 && strstr(shape.name, options().fail_kernel.c_str()) && --options().fail_launch == 0)
-            broken = true;
+        if (!shape.stream || !shape.stream->capture)
+            launch_breaks(shape.name);
     }
     return enqueue(shape.stream, shape.name, [=] { run_kernel(Kernel{shape, pack, call, serial}); });
 }
@@ -311,7 +290,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     Streams &all = streams();
-    wait_stream(stream);
+    if (wait_stream(stream) == cudaErrorStreamCaptureUnsupported)
+        report("a stream is destroyed while it captures", "");
     {
         std::lock_guard<std::mutex> guard(all.lock);
         stream->quit = true;
@@ -331,6 +311,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
+    {
+        std::lock_guard<std::mutex> guard(streams().lock);
+        const cudaError_t forbidden = capture_forbids(stream);
+        if (forbidden != cudaSuccess)
+            return forbidden;
+    }
     return query([&] { return stream->n_done >= stream->n_submitted; }, stream->order.clock);
 }
 
@@ -338,6 +324,9 @@ cudaError_t cudaDeviceSynchronize(void)
 {
     Streams &all = streams();
     std::unique_lock<std::mutex> lock(all.lock);
+    const cudaError_t forbidden = capture_forbids_any();
+    if (forbidden != cudaSuccess)
+        return forbidden;
     wait_until([&] {
         for (const simt_stream *s : all.all)
             if (s->n_done < s->n_submitted)
@@ -372,6 +361,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 /* An event that was never recorded counts as done. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
+    if (!event->mark && !broken)
+        return cudaSuccess;
     return submit(stream, {"event wait", nullptr, event->mark, nullptr, {}});
 }
 
@@ -380,6 +371,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     const std::shared_ptr<simt_mark> mark = event->mark;
     if (broken)
         return device_error();
+    if (mark && mark->capture)
+        return set_error(cudaErrorCapturedEvent);
     return mark ? query([&] { return mark->done; }, mark->clock) : cudaSuccess;
 }
 
@@ -389,6 +382,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     const std::shared_ptr<simt_mark> mark = event->mark;
     if (!mark)
         return device_error();
+    if (mark->capture)
+        return set_error(cudaErrorCapturedEvent);
     wait_until([&] { return mark->done; }, lock);
     check::host_waited(mark->clock);
     return device_error();
@@ -405,13 +400,16 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     if (memory_is_read_only(dst))
         report("a copy writes to memory that was registered read-only", "");
     const bool src_pageable = memory_find(src, &left) == MEMORY_UNKNOWN, dst_pageable = memory_find(dst, &left) == MEMORY_UNKNOWN;
+    if ((src_pageable || dst_pageable) && stream && stream->capture)
+        report("a copy of pageable memory is captured", "");
+    cudaError_t error;
     if (src_pageable) {
         auto staged = std::make_shared<std::vector<char>>((const char *)src, (const char *)src + bytes);
-        enqueue(stream, "copy", [=] { copy_now(dst, staged->data(), bytes); });
+        error = enqueue(stream, "copy", [=] { copy_now(dst, staged->data(), bytes); });
     } else {
-        enqueue(stream, "copy", [=] { copy_now(dst, src, bytes); });
+        error = enqueue(stream, "copy", [=] { copy_now(dst, src, bytes); });
     }
-    return dst_pageable ? wait_stream(stream) : device_error();
+    return error == cudaSuccess && dst_pageable ? wait_stream(stream) : error;
 }
 
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t n_rows, enum cudaMemcpyKind kind, cudaStream_t stream)

@@ -1,4 +1,7 @@
-/* One decode step over a batch: each sequence's new token attends its kept and recent rows and the slow pages that its query finds. Nothing here waits for the store. */
+/* One decode step over a batch: each sequence's new token attends its kept and recent rows and the slow pages that its query finds. Nothing here waits for the store.
+ *
+ * From the embedding to the logits it is one step of the device (device_ops.step_begin), which may replay what an earlier one has submitted. So everything in it that is a sequence's own travels
+ * in arguments, the logits go to the engine's rows, and what lies before and after it is submitted each time. The ops of a step may be called several times: they change nothing of the host's. */
 #include "worker/cache/engine_private.h"
 #include <errno.h>
 
@@ -85,9 +88,7 @@ static int run_layers(struct engine *e, struct sequence **sequences, const int32
     const struct model *m = e->model;
     for (int i = 0; i < n; i++)
         e->positions[i] = sequences[i]->n_tokens;
-    int r = page_traffic_step(e, n);
-    if (r >= 0)
-        r = model_embed(m, tokens, n, e->hidden);
+    int r = model_embed(m, tokens, n, e->hidden);
     if (r >= 0)
         r = model_rope_table(m, e->positions, n, e->rope);
     e->rope_n = 0;
@@ -98,6 +99,20 @@ static int run_layers(struct engine *e, struct sequence **sequences, const int32
         if (r >= 0)
             r = model_layer_out(m, layer, e->hidden, n, &e->ws);
     }
+    return r < 0 ? r : model_logits(m, e->hidden, n, &e->ws, e->logits);
+}
+
+static int run_step(struct engine *e, struct sequence **sequences, const int32_t *tokens, int n)
+{
+    const struct model *m = e->model;
+    int r = page_traffic_step(e, n);
+    if (r >= 0)
+        r = m->dev->step_begin(m->stream);
+    if (r < 0)
+        return r;
+    do
+        r = m->dev->step_end(m->stream, run_layers(e, sequences, tokens, n));
+    while (r == 1);
     return r;
 }
 
@@ -105,9 +120,7 @@ static int write_logits(struct engine *e, struct sequence **sequences, int n)
 {
     const struct model *m = e->model;
     const int n_vocab = m->config.n_vocab;
-    if (n == 1)
-        return model_logits(m, e->hidden, 1, &e->ws, sequences[0]->logits);
-    int r = model_logits(m, e->hidden, n, &e->ws, e->logits);
+    int r = 0;
     for (int i = 0; r >= 0 && i < n; i++)
         r = m->dev->copy(m->stream, sequences[i]->logits, e->logits + (int64_t)i * n_vocab, (size_t)n_vocab * sizeof(float));
     return r;
@@ -163,7 +176,7 @@ int engine_decode(struct engine *e, struct sequence **sequences, const int32_t *
     if (r == -ENOMEM)
         return r;
     if (r >= 0)
-        r = run_layers(e, sequences, tokens, n);
+        r = run_step(e, sequences, tokens, n);
     if (r >= 0)
         r = write_logits(e, sequences, n);
     if (r >= 0)

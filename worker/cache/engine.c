@@ -86,12 +86,12 @@ static int kept_rows_max(const struct engine *engine)
     return most < config->max_context ? (int)most : config->max_context;
 }
 
-/* The most that an op takes for the time of its call. */
-static size_t op_scratch_bytes(const struct engine *engine)
+/* The most that is asked of the ops. */
+static struct op_bounds op_bounds_of(const struct engine *engine)
 {
     const struct engine_config *config = &engine->config;
     const struct model_config *c = &engine->model->config;
-    const struct op_bounds bounds = {
+    return (struct op_bounds){
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
@@ -108,7 +108,6 @@ static size_t op_scratch_bytes(const struct engine *engine)
         .n_window = config->selector->n_window,
         .n_bias_pairs = c->qkv_bias ? KEY_BIAS_PAIRS_MAX : 0,
     };
-    return engine->model->ops->scratch_bytes(engine->model->stream, &bounds);
 }
 
 /* Floats in whole cache lines. */
@@ -146,6 +145,7 @@ static void size_engine(struct engine *engine)
 {
     const struct model *m = engine->model;
     struct engine_sizes *s = &engine->sizes;
+    const struct op_bounds bounds = op_bounds_of(engine);
     struct device_properties properties;
 
     m->dev->properties(m->device, &properties);
@@ -156,7 +156,9 @@ static void size_engine(struct engine *engine)
     s->scratch = (s->hidden_floats + s->rope_floats + s->logits_floats) * sizeof(float);
     s->activations = model_workspace_bytes(&m->config, engine->n_max);
     s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
-    s->ops = op_scratch_bytes(engine);
+    s->ops = m->ops->scratch_bytes(m->stream, &bounds);
+    if (!engine->config.eager_steps && !model_is_sharded(&m->config)) /* ranks wait for one another within a step */
+        s->step = round64(m->ops->step_bytes(&bounds, m->config.n_layers));
     if (model_is_sharded(&m->config)) {
         s->collective = m->collective_ops->device_bytes(m->config.shard.n_ranks, model_gather_columns(&m->config));
         s->collective_host = m->collective_ops->host_bytes(m->config.shard.n_ranks);
@@ -175,7 +177,7 @@ static void size_engine(struct engine *engine)
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->libraries + s->scratch + s->activations + s->bias + s->ops + s->counts + s->own + s->staging + s->pages + s->collective;
+    engine->fixed_bytes = properties.fixed_bytes + s->libraries + s->scratch + s->activations + s->bias + s->ops + s->step + s->counts + s->own + s->staging + s->pages + s->collective;
 }
 
 static int alloc_device(struct engine *engine)
@@ -189,6 +191,10 @@ static int alloc_device(struct engine *engine)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->scratch, &engine->scratch);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
+    if (r >= 0 && s->step)
+        r = m->dev->alloc(m->device, MEM_WORKSPACE, s->step, &engine->step_args);
+    if (r >= 0 && s->step)
+        r = m->dev->steps_open(m->stream, engine->step_args, s->step);
     if (r >= 0 && s->counts)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->counts, (void **)&engine->counts);
     if (r >= 0 && s->own)
@@ -243,7 +249,7 @@ size_t engine_host_bytes(const struct engine *engine)
     const size_t n_items = (size_t)engine->config.max_batch * (size_t)engine->model->config.n_kv_heads;
     return sizeof(*engine) + (size_t)engine->n_max * (sizeof(*engine->dst) + sizeof(*engine->positions)) + slices_max(engine) * (sizeof(*engine->slices) + sizeof(*engine->copies)) +
            n_items * sizeof(*engine->items) +
-           chosen_pages(engine) * sizeof(*engine->chosen) + mask_rows(engine) * sizeof(*engine->mask_rows) + host_counts(engine) * sizeof(*engine->host_counts) + engine->sizes.compare +
+           chosen_pages(engine) * sizeof(*engine->chosen) + mask_rows(engine) * sizeof(*engine->mask_rows) + host_counts(engine) * sizeof(*engine->host_counts) + engine->sizes.compare + engine->sizes.step +
            engine->sizes.collective_host + (engine->sizes.device_blocks ? DEVICE_BLOCKS_HOST_BYTES : 0);
 }
 
@@ -357,6 +363,9 @@ void engine_free(struct engine *engine)
     if (!engine)
         return;
     ASSERT(engine->n_sequences == 0 && engine->committed_bytes == 0 && engine->n_indices == 0);
+    const struct model *m = engine->model;
+    if (engine->step_args)
+        m->dev->steps_close(m->stream);
     page_cache_free(engine->page_cache);
     device_pages_close(engine);
     free(engine->compare);
@@ -368,7 +377,6 @@ void engine_free(struct engine *engine)
     free(engine->slices);
     free(engine->positions);
     free(engine->dst);
-    const struct model *m = engine->model;
     device_slabs_free(engine->extents);
     device_blocks_free(engine->device_blocks);
     if (engine->op_scratch)
@@ -379,11 +387,17 @@ void engine_free(struct engine *engine)
     slice_staging_close(engine);
     m->dev->free(m->device, engine->counts);
     m->dev->free(m->device, engine->own);
+    m->dev->free(m->device, engine->step_args);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);
     key_bias_tables_fini(&engine->bias);
     model_workspace_fini(&engine->ws, m);
     free(engine);
+}
+
+void engine_step_stats(const struct engine *engine, struct step_stats *ret)
+{
+    engine->model->dev->step_stats(engine->model->stream, ret);
 }
 
 void engine_use_pool(struct engine *engine, bool use)

@@ -61,6 +61,7 @@ struct engine_config {
                                  * memory_limit. It changes what is counted as traffic, never what is attended. */
     size_t memory_limit;        /* device bytes beyond the weights for admission; 0: no limit */
     uint64_t store_deadline_us; /* for lookups and reservations before prefill */
+    bool eager_steps;           /* every decode step is submitted op by op, also where the device could replay it (device_ops.step_begin). It changes nothing that is computed. */
     const struct engine_peers *peers; /* borrowed; NULL: this engine is alone */
 };
 
@@ -137,6 +138,8 @@ const float *sequence_prompt_logprobs(const struct sequence *sequence);
 int engine_decode(struct engine *engine, struct sequence **sequences, const int32_t *tokens, int n);
 /* Zeros when there is no page cache. */
 void engine_page_cache_stats(const struct engine *engine, struct page_cache_stats *ret);
+/* What became of the decode steps so far; zeros where the device keeps none. */
+void engine_step_stats(const struct engine *engine, struct step_stats *ret);
 void sequence_stats(const struct sequence *sequence, struct sequence_stats *ret);
 const int32_t *sequence_tokens(const struct sequence *sequence, int *ret_n);
 uint32_t sequence_tag(const struct sequence *sequence);

@@ -19,6 +19,7 @@ struct engine_config engine_configure(const struct engine_options *o)
         .bridge = (enum bridge_place)o->bridge,
         .max_batch = (int)o->max_running,
         .reuse_generated = o->reuse_generated,
+        .eager_steps = !o->graphs,
         .page_cache = o->page_cache == INT64_MAX ? PAGE_CACHE_AUTO : (size_t)o->page_cache,
     };
 }

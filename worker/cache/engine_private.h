@@ -102,6 +102,7 @@ struct engine_sizes {
     int load_group, load_groups; /* a power of two of blocks, at most PREFIX_LOAD_BLOCKS; 0 where ops read the pool as fast as their own memory */
     size_t collective;  /* what a rank's communicator holds of the device, */
     size_t collective_host; /* and of the host */
+    size_t step;        /* MEM_WORKSPACE, and pinned host memory: small arguments of a decode step, where the device keeps steps */
     size_t counts;      /* MEM_WORKSPACE: what a step attends, where the device counts; 0 where the host reads its memory */
     size_t index;       /* MEM_INDEX of one block of the pool that can become slow; 0: the scorer reads none, or reads it in the pool */
     int index_pieces;   /* of them that a slab has */
@@ -168,6 +169,7 @@ struct engine {
     struct selector_ranks selector_ranks;
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
     void *op_scratch;             /* the stream's */
+    void *step_args;              /* [sizes.step] or NULL */
     bf16_t *own;                  /* [k, v][n_kv_heads, own_rows, head_dim]: a chunk's keys and values as computed, from the start of its first block on; NULL with exact values */
     struct slice_staging staging; /* one layer's slices of a chunk's blocks each half */
     struct block_writes writes;

@@ -312,6 +312,17 @@ static void on_stop_signal(int signal, void *arg)
     loop_stop(w->loop);
 }
 
+/* What became of the decode steps, where the device keeps them. */
+static void log_steps(const struct worker *w)
+{
+    struct step_stats steps = {0};
+
+    if (w->engine)
+        engine_step_stats(w->engine, &steps);
+    if (steps.eager + steps.captures + steps.replays > 0)
+        LOG_INFO("decode_steps", LOG_INT("eager", steps.eager), LOG_INT("captured", steps.captures), LOG_INT("replayed", steps.replays));
+}
+
 static void on_usr1(int signal, void *arg)
 {
     struct worker *w = arg;
@@ -328,6 +339,7 @@ static void on_usr1(int signal, void *arg)
         worker_usage(w, &ranks);
         LOG_INFO("memory", LOG_STR("tag", "ranks"), LOG_INT("bytes", ranks.device_bytes), LOG_INT("peak_bytes", ranks.device_peak_bytes));
     }
+    log_steps(w);
     /* Of the process: bookkeeping, messages, and on a CPU those pieces of device memory that are no mappings of their own. */
     LOG_INFO("memory", LOG_STR("tag", "heap"), LOG_INT("bytes", heap.uordblks + heap.hblkhd));
 }
@@ -398,6 +410,7 @@ void worker_free(struct worker *w)
     scheduler_free(w->scheduler);
     router_link_free(w->link);
     worker_ranks_stop(w);
+    log_steps(w);
     engine_free(w->engine);
     worker_ranks_free(w);
     kv_client_free(w->store);

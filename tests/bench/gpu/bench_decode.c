@@ -93,20 +93,24 @@ static int measure_batch(struct decode_run *run, int64_t fetch, int64_t cache)
     if (r < 0)
         return r;
     const struct traffic before = traffic_of(run);
+    struct step_stats steps_before, steps_after;
+    engine_step_stats(run->engine, &steps_before);
     const double start = bench_seconds();
     r = steps(run, (int)b->decode_steps);
     if (r < 0)
         return r;
     const double seconds = bench_seconds() - start, tokens = (double)(b->decode_steps * run->n_seqs);
     const struct traffic after = traffic_of(run);
+    engine_step_stats(run->engine, &steps_after);
+    const double replayed = (double)(steps_after.replays - steps_before.replays) / (double)b->decode_steps;
     const uint64_t pages = after.hits - before.hits + after.misses - before.misses;
     const double hit_rate = pages ? (double)(after.hits - before.hits) / (double)pages : 0;
-    printf("| %lld | %.1f | %d | %.1f | %.2f | %.2f | %.2f | %.3f |\n", (long long)fetch, (double)cache / (1 << 30), run->n_seqs, tokens / seconds, seconds * 1e3 / (double)b->decode_steps,
-           (double)(after.bytes_attended - before.bytes_attended) / tokens / 1e6, (double)(after.bytes_missed - before.bytes_missed) / tokens / 1e6, hit_rate);
+    printf("| %lld | %.1f | %d | %.1f | %.2f | %.2f | %.2f | %.3f | %.2f |\n", (long long)fetch, (double)cache / (1 << 30), run->n_seqs, tokens / seconds, seconds * 1e3 / (double)b->decode_steps,
+           (double)(after.bytes_attended - before.bytes_attended) / tokens / 1e6, (double)(after.bytes_missed - before.bytes_missed) / tokens / 1e6, hit_rate, replayed);
     fflush(stdout);
     if (b->json)
-        fprintf(stderr, "{\"figure\": \"decode\", \"context\": %lld, \"fetch\": %lld, \"page_cache\": %lld, \"batch\": %d, \"tokens_per_s\": %.3f, \"bytes_missed_per_token\": %.0f, \"hit_rate\": %.4f}\n",
-                (long long)b->decode_context, (long long)fetch, (long long)cache, run->n_seqs, tokens / seconds, (double)(after.bytes_missed - before.bytes_missed) / tokens, hit_rate);
+        fprintf(stderr, "{\"figure\": \"decode\", \"context\": %lld, \"fetch\": %lld, \"page_cache\": %lld, \"batch\": %d, \"tokens_per_s\": %.3f, \"bytes_missed_per_token\": %.0f, \"hit_rate\": %.4f, \"replayed\": %.4f}\n",
+                (long long)b->decode_context, (long long)fetch, (long long)cache, run->n_seqs, tokens / seconds, (double)(after.bytes_missed - before.bytes_missed) / tokens, hit_rate, replayed);
     return 0;
 }
 
@@ -154,7 +158,7 @@ int bench_decode(struct gpu_bench *b, struct error *err)
     if (b->batches.n == 0)
         return 0;
     printf("\nDecoding behind %lld tokens, a document and a question of %d tokens each\n\n", (long long)b->decode_context, QUESTION_TOKENS);
-    printf("| fetch | page cache, GiB | sequences | tokens/s | step, ms | MB attended a token | MB over the bus a token | hit rate |\n|---|---|---|---|---|---|---|---|\n");
+    printf("| fetch | page cache, GiB | sequences | tokens/s | step, ms | MB attended a token | MB over the bus a token | hit rate | replayed |\n|---|---|---|---|---|---|---|---|---|\n");
     for (int i = 0; r >= 0 && i < b->fetches.n; i++)
         for (int j = 0; r >= 0 && j < b->page_caches.n; j++) {
             char row[64];

@@ -21,7 +21,7 @@ struct options {
     const char *shape, *model, *selector, *prefill_lengths, *chunks, *bridges, *batches, *fetches, *page_caches;
     int64_t budget, recent, decode_context, decode_steps, ops_context, pool_size, threads, seed;
     int device, format;
-    bool json;
+    bool json, graphs;
 };
 
 #define FIELD(f) .offset = offsetof(struct options, f)
@@ -41,6 +41,7 @@ static const struct option_spec specs[] = {
     {.name = "decode-steps", .kind = OPTION_INT, FIELD(decode_steps), .fallback = "64", .min = 1, .max = 100000, .metavar = "N", .help = "tokens decoded a measurement"},
     {.name = "fetch", .kind = OPTION_STR, FIELD(fetches), .fallback = "512,2048", .metavar = "LIST", .help = "slow tokens attended per step, layer and KV head"},
     {.name = "page-cache", .kind = OPTION_STR, FIELD(page_caches), .fallback = "32,4,1", .metavar = "LIST", .help = "device memory for fetched sub-pages in GiB, 0: none"},
+    {.name = "graphs", .kind = OPTION_BOOL, FIELD(graphs), .fallback = "on", .help = "decode steps are captured as CUDA graphs and replayed while they stay the same"},
     {.name = "ops-context", .kind = OPTION_INT, FIELD(ops_context), .fallback = "131072", .min = 0, .max = 1 << 22, .metavar = "N", .help = "keys over which single ops are measured; 0: they are not"},
     {.name = "pool-size", .kind = OPTION_BYTES, FIELD(pool_size), .fallback = "32G", .min = 1 << 20, .max = INT64_MAX, .metavar = "BYTES", .help = "of the pool in host memory"},
     {.name = "threads", .kind = OPTION_INT, FIELD(threads), .fallback = "0", .min = 0, .max = 64, .metavar = "N", .help = "of the CPU, for computing there and for filling the pool; 0: one a processor"},
@@ -222,7 +223,7 @@ static int run(const struct options *o, struct gpu_bench *b, struct error *err)
     b->json = o->json;
     b->decode_context = o->decode_context;
     b->decode_steps = o->decode_steps;
-    b->engine = (struct engine_config){.format = (enum kv_format)o->format, .selector = selector_find(o->selector), .budget = (int)o->budget, .recent = (int)o->recent, .fetch = 512};
+    b->engine = (struct engine_config){.format = (enum kv_format)o->format, .selector = selector_find(o->selector), .budget = (int)o->budget, .recent = (int)o->recent, .fetch = 512, .eager_steps = !o->graphs};
     int r = b->engine.selector ? parse_lists(o, b, err) : error_set(err, -EINVAL, "--selector %s: there are %s", o->selector, selector_names());
     if (r >= 0)
         r = open_device(o, b, err);
