@@ -102,6 +102,12 @@ static void items_make(struct fetch_test *x)
     }
 }
 
+static struct attn_decode_params params_of(struct fetch_test *x, struct device_page_cache *cache)
+{
+    return (struct attn_decode_params){.items = x->items, .n_items = ITEMS, .layout = &x->layout, .group = x->c->group, .head_dim = x->c->d, .scale = 1 / sqrtf((float)x->c->d),
+                                       .scorer = x->c->scorer, .fetch_blocks = x->c->blocks, .page_cache = cache};
+}
+
 static int decode(struct fetch_test *x, struct attn_decode_params *p, bool as_step)
 {
     const struct device_ops *dev = x->t->gpu_backend->device;
@@ -129,8 +135,7 @@ static void run(struct fetch_test *x, struct device_page_cache *cache, enum with
             x->items[i].out = x->out[s] + (size_t)i * n;
             x->items[i].ret_counts = x->counts + s * SEQUENCES + i / HEADS;
         }
-        struct attn_decode_params p = {.items = x->items, .n_items = ITEMS, .layout = &x->layout, .group = x->c->group, .head_dim = x->c->d, .scale = 1 / sqrtf((float)x->c->d),
-                                       .scorer = x->c->scorer, .fetch_blocks = x->c->blocks, .page_cache = cache};
+        struct attn_decode_params p = params_of(x, cache);
         ops_test_true(t, "attn_decode", decode(x, &p, with == STEPS_ALL || (with == STEPS_FIRST && s == 0)) == 0);
     }
     for (int s = 0; s < STEPS; s++)
@@ -174,15 +179,22 @@ static void steps_open(struct fetch_test *x)
     ops_test_true(t, "steps_open", dev->steps_open(t->gpu, ops_test_room(t, args), args) == 0);
 }
 
-static void steps_close(struct fetch_test *x, enum with_steps with)
+/* One step more: the cache's statistics, which the gather stream reads, come behind it without any other wait. */
+static void steps_close(struct fetch_test *x, struct device_page_cache *cache, enum with_steps with)
 {
-    const struct device_ops *dev = x->t->gpu_backend->device;
-    const uint64_t n = with == STEPS_ALL ? RUNS * STEPS : RUNS;
+    struct ops_test *t = x->t;
+    const struct device_ops *dev = t->gpu_backend->device;
+    const uint64_t n = 1 + (with == STEPS_ALL ? RUNS * STEPS : RUNS);
+    struct device_page_cache_stats at_once = {0}, after = {0};
     struct step_stats stats;
-    dev->step_stats(x->t->gpu, &stats);
-    dev->steps_close(x->t->gpu);
-    dev->stream_scratch(x->t->gpu, NULL, 0);
-    ops_test_true(x->t, "all steps but two are replayed", stats.eager == 1 && stats.captures == 1 && stats.replays == n - 2);
+    struct attn_decode_params p = params_of(x, cache);
+    ops_test_true(t, "attn_decode", decode(x, &p, true) == 0);
+    ops_test_true(t, "page_cache_stats", t->gpu_ops->page_cache_stats(cache, &at_once) == 0 && dev->stream_sync(t->gpu) == 0 && t->gpu_ops->page_cache_stats(cache, &after) == 0);
+    ops_test_true(t, "statistics come behind the step", at_once.hits == after.hits && at_once.misses == after.misses);
+    dev->step_stats(t->gpu, &stats);
+    dev->steps_close(t->gpu);
+    dev->stream_scratch(t->gpu, NULL, 0);
+    ops_test_true(t, "all steps but two are replayed", stats.eager == 1 && stats.captures == 1 && stats.replays == n - 2);
 }
 
 /* `sets` of pages an extent, 0: none; `staged` pages a round, if need be. */
@@ -210,10 +222,10 @@ static void through_cache(struct fetch_test *x, size_t sets, int staged, enum wi
         misses += missed;
         result_free(&actual);
     }
-    if (with != STEPS_NONE)
-        steps_close(x, with);
     ops_test_true(t, "page_cache_stats", t->gpu_ops->page_cache_stats(cache, &stats) == 0);
     ops_test_true(t, "statistics are the sums of all", stats.misses == misses && stats.in_place == 0);
+    if (with != STEPS_NONE)
+        steps_close(x, cache, with);
     t->gpu_ops->page_cache_close(cache);
 }
 

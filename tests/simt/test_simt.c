@@ -322,3 +322,104 @@ Test(simt, a_mapping_that_is_read_only_is_registered_as_such)
     cr_assert_eq(cudaHostRegister(memory, 4096, cudaHostRegisterMapped | cudaHostRegisterReadOnly), cudaSuccess);
     cr_assert_eq(cudaHostUnregister(memory), cudaSuccess);
 }
+
+/* ---- graphs ---- */
+
+/* x, copied on another stream to y, and that back to z: as a graph, with its join or without. */
+struct copy_graph {
+    cudaStream_t s, side;
+    cudaEvent_t fork, join;
+    int *x, *y, *z;
+    cudaGraphExec_t exec;
+};
+
+static cudaError_t copy_graph_make(struct copy_graph *g, bool joined)
+{
+    cudaGraph_t graph;
+    g->s = stream_make();
+    g->side = stream_make();
+    cudaEventCreateWithFlags(&g->fork, cudaEventDisableTiming);
+    cudaEventCreateWithFlags(&g->join, cudaEventDisableTiming);
+    g->x = device_make(g->s, NULL, sizeof(int));
+    g->y = device_make(g->s, NULL, sizeof(int));
+    g->z = device_make(g->s, NULL, sizeof(int));
+    cr_assert_eq(cudaStreamBeginCapture(g->s, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    cudaEventRecord(g->fork, g->s);
+    cudaStreamWaitEvent(g->side, g->fork, 0);
+    cudaMemcpyAsync(g->y, g->x, sizeof(int), cudaMemcpyDefault, g->side);
+    cudaEventRecord(g->join, g->side);
+    if (joined)
+        cudaStreamWaitEvent(g->s, g->join, 0);
+    cudaMemcpyAsync(g->z, g->y, sizeof(int), cudaMemcpyDefault, g->s);
+    const cudaError_t error = cudaStreamEndCapture(g->s, &graph);
+    if (error == cudaSuccess) {
+        cr_assert_eq(cudaGraphInstantiate(&g->exec, graph, 0), cudaSuccess);
+        cudaGraphDestroy(graph);
+    }
+    return error;
+}
+
+Test(simt, a_graph_is_launched_again_and_again)
+{
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct copy_graph g;
+        simt_configure(seed, seed % 3 == 2);
+        cr_assert_eq(copy_graph_make(&g, true), cudaSuccess);
+        for (int i = 1; i < 4; i++) {
+            int value = 0;
+            cudaMemcpyAsync(g.x, &i, sizeof i, cudaMemcpyDefault, g.s);
+            cr_assert_eq(cudaGraphLaunch(g.exec, g.s), cudaSuccess);
+            host_read(g.s, &value, g.z, sizeof value);
+            cr_expect_eq(value, i);
+        }
+        cr_assert_eq(cudaGraphExecDestroy(g.exec), cudaSuccess);
+    }
+}
+
+Test(simt, a_stream_that_does_not_join_makes_no_graph)
+{
+    struct copy_graph g;
+    cr_assert_eq(copy_graph_make(&g, false), cudaErrorStreamCaptureUnjoined);
+}
+
+Test(simt, a_capture_ends_where_it_is_waited_for)
+{
+    cudaGraph_t graph;
+    cudaEvent_t before, within;
+    cudaStream_t s = stream_make(), other = stream_make();
+    void *memory;
+    cudaEventCreateWithFlags(&before, cudaEventDisableTiming);
+    cudaEventCreateWithFlags(&within, cudaEventDisableTiming);
+    cudaEventRecord(before, other);
+    for (int use = 0; use < 4; use++) {
+        cr_assert_eq(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        cr_expect_eq(use == 0 ? cudaStreamSynchronize(s) : use == 1 ? cudaStreamQuery(s) : use == 2 ? cudaMalloc(&memory, 16) : cudaStreamWaitEvent(s, before, 0),
+                     use == 3 ? cudaErrorStreamCaptureIsolation : cudaErrorStreamCaptureUnsupported, "use %d", use);
+        cr_expect_eq(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+    }
+    cr_assert_eq(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    cudaEventRecord(within, s);
+    cr_expect_eq(cudaEventSynchronize(within), cudaErrorCapturedEvent);
+    cr_assert_eq(cudaStreamEndCapture(s, &graph), cudaSuccess);
+    cr_expect_eq(cudaStreamWaitEvent(other, within, 0), cudaErrorCapturedEvent);
+    cudaGraphDestroy(graph);
+}
+
+Test(simt, a_graph_destroyed_while_it_runs_is_reported, .signal = SIGABRT)
+{
+    struct copy_graph g;
+    int one = 1;
+    copy_graph_make(&g, true);
+    cudaMemcpyAsync(g.x, &one, sizeof one, cudaMemcpyDefault, g.s);
+    cudaGraphLaunch(g.exec, g.s);
+    cudaGraphExecDestroy(g.exec);
+}
+
+Test(simt, a_captured_copy_of_pageable_memory_is_reported, .signal = SIGABRT)
+{
+    int one = 1;
+    cudaStream_t s = stream_make();
+    int *x = device_make(s, NULL, sizeof one);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    cudaMemcpyAsync(x, &one, sizeof one, cudaMemcpyDefault, s);
+}
