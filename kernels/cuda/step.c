@@ -157,8 +157,8 @@ static int capture_end(struct stream *s, struct step_graph *g)
     const int ended = cuda_error(cudaStreamEndCapture(s->cuda, &graph)); /* whatever came before */
     if (r == 0)
         r = ended;
-    if (r == 0)
-        r = cuda_error(cudaGraphInstantiate(&g->exec, graph, 0));
+    if (r == 0) /* kernels keep the priority of the stream they were captured from: without the flag the gather would wait behind the compute stream's blocks */
+        r = cuda_error(cudaGraphInstantiate(&g->exec, graph, cudaGraphInstantiateFlagUseNodePriority));
     if (graph)
         cudaGraphDestroy(graph);
     cudaGetLastError(); /* of a capture that did not succeed: the ops run without */

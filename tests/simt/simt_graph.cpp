@@ -212,7 +212,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, u
         return cudaErrorStreamCaptureUnsupported;
     if (device_error() != cudaSuccess)
         return device_error();
-    if (flags != 0)
+    if (flags != 0 && flags != cudaGraphInstantiateFlagUseNodePriority)
         return set_error(cudaErrorInvalidValue);
     simt_graph_exec *exec = new simt_graph_exec{*graph, {}, nullptr};
     for (size_t i = 1; i < graph->n_lanes; i++) {
