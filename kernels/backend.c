@@ -23,7 +23,7 @@ const struct kernel_backend *cpu_backend(void)
     return &backend;
 }
 
-/* Tables are nothing but function pointers, and a name. */
+/* Tables are nothing but function pointers, names, and numbers above 0. */
 static bool has_empty_slot(const void *table, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += sizeof(void *))

@@ -2,7 +2,8 @@
  *
  * Thread: each call comes from the thread that owns the device. Ops are asynchronous on the stream (CPU: done on return). Memory is the caller's.
  * Errors: 0, -EINVAL (a shape that no caller may ask for), -ENOTSUP (a shape this backend has no kernel for), -ENOMEM (ops that scratch_bytes counts); nothing is written then.
- * Shapes are row-major, n_heads = n_kv_heads * group; activations fp32, K and V bf16 bits, indices int32.
+ * Shapes are row-major, n_heads = n_kv_heads * group; activations fp32, K and V bf16 bits, indices int32. What matmul reads has the backend's input type (kernel_ops.input_bytes):
+ * whoever makes it (rmsnorm, silu_mul, attention) rounds it where it is written, which is cheaper than a pass over fp32 before each product, and takes half the memory.
  *
  * Determinism (docs/design.md): every output element is a fixed expression of its inputs, whatever the batch, chunk, thread count or instruction set.
  * GEMM: one chain of fma over k ascending from 0. Other sums: 16 lanes (element i goes to lane i % 16, in order), then the tree
@@ -90,7 +91,7 @@ struct attn_prefill_params {
     int n_heads, n_kv_heads, head_dim;
     float scale;
     const struct key_bias *bias; /* or NULL */
-    float *out;         /* [n_q, n_heads, d], divided by l */
+    void *out;          /* [n_q, n_heads, d] of the input type, divided by l */
     float *ret_ml;      /* [n_q, n_heads, 2] (m, l) or NULL */
 };
 
@@ -163,7 +164,7 @@ struct page_counts {
  * Head dims are multiples of 16 up to 256 (with pages of 32), K and V finite. */
 struct attn_decode_item {
     const float *q;   /* [group, d] rotated */
-    float *out;       /* [group, d] */
+    void *out;        /* [group, d] of the input type */
     struct kv_rows rows[2];
     struct slow_pages slow;      /* slow.kv_head: whose key biases are meant, too */
     const uint8_t *summaries;    /* [slow.n_subpages] of page_summary_bytes(); NULL when the scorer has none */
@@ -313,17 +314,21 @@ struct op_bounds {
 };
 
 struct kernel_ops {
+    /* The type of what matmul reads: 4 fp32, 2 bf16 (rounded to nearest even). */
+    size_t input_bytes;
+    /* More rows, or more outputs in all, make a product no faster; more of either take memory. */
+    size_t matmul_rows, matmul_outputs;
     /* Bytes of the packed form, and packing from the file's bytes (rows of n_cols, GGUF block order). n_cols must be a multiple of the dtype's block (1, 32 or 256). */
     size_t (*weight_bytes)(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols);
     int (*weight_pack)(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed);
-    /* y_i = x W_i^T (+ bias) (+ residual) for n_outs <= 4 weights over the same x [n, n_cols] with row stride ld_x. */
-    int (*matmul)(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
+    /* y_i = x W_i^T (+ bias) (+ residual) for n_outs <= 4 weights over the same x [n, n_cols] of the input type, with row stride ld_x. */
+    int (*matmul)(struct stream *s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
     /* y[i] = row ids[i] of w, [n, n_cols]. */
     int (*embed)(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
-    /* y = x / sqrt(mean(x^2) + eps) * gamma; [n, dim]; y may be x. */
-    int (*rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y);
-    /* out = silu(gate) * up; [n, dim], out may be gate. */
-    int (*silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
+    /* y = x / sqrt(mean(x^2) + eps) * gamma; [n, dim], y of the input type; y may be x where that is fp32. */
+    int (*rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, void *y);
+    /* out = silu(gate) * up; [n, dim], out of the input type with row stride ld_out; out may be gate where that is fp32 and ld_out is dim. */
+    int (*silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out);
     /* cos and sin of positions[i] * inv_freq[j], times `factor`: [n, n_freq, 2]. Angles in double. */
     int (*rope_table)(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
     int (*qkv_finish)(struct stream *s, const struct qkv_params *p);
@@ -371,5 +376,11 @@ struct kernel_ops {
      * drawn from. */
     int (*sample)(struct stream *s, struct sample_row *rows, int n, int n_vocab);
 };
+
+/* Element i of an array of the input type. */
+static inline void *matmul_input_at(const struct kernel_ops *ops, void *inputs, int64_t i)
+{
+    return (char *)inputs + i * (int64_t)ops->input_bytes;
+}
 
 const struct kernel_ops *cpu_kernel_ops(void);

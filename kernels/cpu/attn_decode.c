@@ -169,9 +169,9 @@ static void choose_pages(const struct attn_decode_params *p, struct decode_state
 
 static void state_merge(struct decode_state *st, int group, int d)
 {
-    float m, l;
+    float *out = st->item->out, m, l;
     for (int h = 0; h < group; h++)
-        lse_merge(st->ml + 2 * h, 2 * group, st->o + h * d, (int64_t)group * d, row_parts(st) + st->n_page_parts, d, st->item->out + h * d, &m, &l);
+        lse_merge(st->ml + 2 * h, 2 * group, st->o + h * d, (int64_t)group * d, row_parts(st) + st->n_page_parts, d, out + h * d, &m, &l);
 }
 
 static struct unit_query query_of(const struct decode_wave *w, const struct decode_state *st)

@@ -166,11 +166,12 @@ static void tile_block(struct prefill_tile *t, int n_visible, int own, const bf1
 static void tile_finish(const struct prefill_tile *t, int kv_head, int query)
 {
     const struct attn_prefill_params *p = t->p;
+    float *out = p->out;
     for (int r = 0; r < t->n_rows; r++) {
         int64_t at = (int64_t)(query + r / t->group) * p->n_heads + kv_head * t->group + r % t->group;
         v16 l = v16_set1(t->l[r]);
         for (int c = 0; c < t->d; c += LANES)
-            v16_store(p->out + at * t->d + c, v16_add(v16_div(v16_load(t->o + r * t->d + c), l), v16_zero()));
+            v16_store(out + at * t->d + c, v16_add(v16_div(v16_load(t->o + r * t->d + c), l), v16_zero()));
         if (p->ret_ml) {
             p->ret_ml[2 * at] = t->m[r];
             p->ret_ml[2 * at + 1] = t->l[r];

@@ -3,7 +3,7 @@
 #include "kernels/cpu/weight_pack.h"
 #include <errno.h>
 
-static int matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+static int matmul(struct stream *s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
 {
     return s->device->ops->matmul(s, x, n, ld_x, outs, n_outs);
 }
@@ -13,14 +13,14 @@ static int embed(struct stream *s, const struct weight *w, const int32_t *ids, i
     return s->device->ops->embed(s, w, ids, n, y);
 }
 
-static int rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y)
+static int rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, void *y)
 {
     return s->device->ops->rmsnorm(s, x, gamma, eps, n, dim, y);
 }
 
-static int silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out)
+static int silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out)
 {
-    return s->device->ops->silu_mul(s, gate, up, n, dim, out);
+    return s->device->ops->silu_mul(s, gate, up, n, dim, out, ld_out);
 }
 
 static int rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table)
@@ -143,6 +143,9 @@ static size_t step_bytes(const struct op_bounds *bounds, int n_layers)
 const struct kernel_ops *cpu_kernel_ops(void)
 {
     static const struct kernel_ops ops = {
+        .input_bytes = sizeof(float),
+        .matmul_rows = 512, /* amortize the expansion of a weight panel */
+        .matmul_outputs = SIZE_MAX,
         .weight_bytes = cpu_weight_bytes,
         .weight_pack = cpu_weight_pack,
         .matmul = matmul,

@@ -174,7 +174,7 @@ static bool outs_are_valid(const struct matmul_args *a)
     return a->ld_x >= a->n_cols;
 }
 
-int ISA(matmul)(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
+int ISA(matmul)(struct stream *s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs)
 {
     struct matmul_args a = {.s = s, .x = x, .n = n, .ld_x = ld_x, .outs = outs, .n_outs = n_outs, .n_cols = n_outs > 0 ? outs[0].w->n_cols : 0};
     if (!outs_are_valid(&a))

@@ -4,9 +4,9 @@
 #include "kernels/cpu/lanes.h"
 
 int ISA(embed)(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
-int ISA(matmul)(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
-int ISA(rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y);
-int ISA(silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
+int ISA(matmul)(struct stream *s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
+int ISA(rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, void *y);
+int ISA(silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out);
 int ISA(rope_table)(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
 int ISA(qkv_finish)(struct stream *s, const struct qkv_params *p);
 int ISA(attn_prefill)(struct stream *s, const struct attn_prefill_params *p);

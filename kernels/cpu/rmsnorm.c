@@ -39,7 +39,7 @@ static void rmsnorm_row(void *arg, int64_t row, int thread)
     }
 }
 
-int ISA(rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y)
+int ISA(rmsnorm)(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, void *y)
 {
     if (n < 0 || dim < 1)
         return -EINVAL;

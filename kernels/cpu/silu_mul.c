@@ -30,11 +30,20 @@ static void silu_task(void *arg, int64_t task, int thread)
     }
 }
 
-int ISA(silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out)
+static void run(struct stream *s, const float *gate, const float *up, int64_t total, float *out)
 {
-    if (n < 0 || dim < 1)
+    struct silu_args args = {.gate = gate, .up = up, .out = out, .total = total};
+    cpu_run(s, (total + SILU_TASK - 1) / SILU_TASK, silu_task, &args);
+}
+
+int ISA(silu_mul)(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out)
+{
+    if (n < 0 || dim < 1 || ld_out < dim)
         return -EINVAL;
-    struct silu_args args = {.gate = gate, .up = up, .out = out, .total = n * dim};
-    cpu_run(s, (args.total + SILU_TASK - 1) / SILU_TASK, silu_task, &args);
+    if (ld_out == dim)
+        run(s, gate, up, n * dim, out);
+    else
+        for (int64_t row = 0; row < n; row++)
+            run(s, gate + row * dim, up + row * dim, dim, (float *)out + row * ld_out);
     return 0;
 }

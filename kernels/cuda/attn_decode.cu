@@ -298,7 +298,7 @@ __global__ void decode_merge_kernel(const struct decode_args a)
         l = fmaf(weight, item.ml[2 * (i * a.group + h) + 1], l);
         sum = fmaf(weight, decode_part_o(a, item, i)[h * d + c], sum);
     }
-    item.out[h * d + c] = l > 0 ? sum / l : 0.0f;
+    item.out[h * d + c] = bf16_from_float(l > 0 ? sum / l : 0.0f);
 }
 
 /* ---- host ---- */
@@ -329,7 +329,7 @@ static size_t item_init(struct decode_item *to, const struct attn_decode_item *f
     size_t used = 0;
     *to = {};
     to->q = from->q;
-    to->out = from->out;
+    to->out = (bf16_t *)from->out;
     to->slow = from->slow;
     to->summaries = from->summaries;
     to->counts = from->ret_counts;

@@ -17,7 +17,7 @@ enum {
 
 struct decode_item {
     const float *q;
-    float *out;
+    bf16_t *out;
     struct kv_rows rows[2];
     struct slow_pages slow;
     const uint8_t *summaries;

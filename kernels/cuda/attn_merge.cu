@@ -1,14 +1,8 @@
-/* Partials (m, l, o) of the same rows to one, by their log-sum-exp, in the order of the parts: a warp a row, a lane every 32nd dim. Memory-bound. */
+/* Partials (m, l, o) of the same rows to one, by their log-sum-exp, in the order of the parts, rounded to bf16: a warp a row, a lane every 32nd dim. Memory-bound. */
 #include "kernels/cuda/attn_merge.cuh"
 #include "kernels/cuda/elementwise.cuh"
 
 enum { MERGE_WARPS = 4 };
-
-/* exp(m - max), 0 for an empty part. */
-DEVICE float merge_weight(float m, float max)
-{
-    return m == -INFINITY ? 0.0f : exp_nonpositive(m - max);
-}
 
 __global__ void __launch_bounds__(MERGE_WARPS * 32) attn_merge_kernel(const struct attn_merge_params p)
 {
@@ -16,22 +10,19 @@ __global__ void __launch_bounds__(MERGE_WARPS * 32) attn_merge_kernel(const stru
     const int lane = (int)threadIdx.x % 32;
     if (row >= p.n_rows)
         return;
-    const float prefix = p.prefix_o ? p.prefix_lse[row % p.n_heads * p.prefix_stride + row / p.n_heads] : -INFINITY;
-    float max = prefix, sum;
+    float max = -INFINITY, sum = 0;
     for (int i = 0; i < p.n_parts; i++)
         max = fmaxf(max, p.ml[2 * (i * p.n_rows + row)]);
-    const float prefix_weight = merge_weight(prefix, max); /* its l is 1 */
-    sum = prefix_weight;
     for (int i = 0; i < p.n_parts; i++)
         sum = fmaf(p.ml[2 * (i * p.n_rows + row) + 1], merge_weight(p.ml[2 * (i * p.n_rows + row)], max), sum);
     for (int c = lane; c < p.d; c += 32) {
-        float o = p.prefix_o ? bf16_to_float(p.prefix_o[row * p.d + c]) * prefix_weight : 0.0f;
+        float o = 0;
         for (int i = 0; i < p.n_parts; i++) {
             const float *ml = p.ml + 2 * (i * p.n_rows + row);
             if (ml[1] > 0)
                 o = fmaf(p.o[(i * p.n_rows + row) * p.d + c], merge_weight(ml[0], max), o);
         }
-        p.out[row * p.d + c] = o / sum;
+        p.out[row * p.d + c] = bf16_from_float(o / sum);
     }
     if (p.ret_ml && lane == 0) {
         p.ret_ml[2 * row] = max;

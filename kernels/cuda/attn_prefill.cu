@@ -5,7 +5,7 @@
  * stages: while one is attended the next arrives. A row never sees what lies behind its position, so its result does not depend on n_q; tiles of 64, not the CPU's blocks of 128,
  * and bf16 operands: NMSE against the CPU up to 2e-5 in the tests.
  * Where the call's tiles are too few for the multiprocessors, ranges of keys are attended apart and merged (attn_merge.cu). A long prefix, the keys before the first query's block, which all
- * queries see, is cuDNN's where the library is there and the model has no key biases (cudnn_attention.h); this kernel attends the rest, and both are merged.
+ * queries see, is cuDNN's where the library is there and the model has no key biases (cudnn_attention.h); this kernel then attends the rest, and merges both where it writes its result.
  * Shared memory: (64 + 2 * 128) (D + 8) * 2 bytes, 87,040 at D = 128: one block a multiprocessor with 100 KiB, two with 227.
  * Head dims 32, 64, 80, 96, 128; any group; k, v, own_k, own_v and their strides on 16 bytes. */
 #include "kernels/cuda/attn_bias.cuh"
@@ -34,7 +34,10 @@ struct prefill_args {
     int64_t first_key;             /* keys from here on are attended: 0 or the origin */
     int n_splits;
     int64_t split_keys;            /* by one split, blockIdx.y; a multiple of PREFILL_KEYS */
-    float *part_o, *part_ml;       /* partials of the splits [n_splits][n_q, n_heads]{d, 2}; NULL: there is one, and it is the result */
+    float *part_o, *part_ml;       /* partials of the splits [n_splits][n_q, n_heads]{d, 2}; NULL: there is one, and it is the result, merged with the prefix's: */
+    const bf16_t *prefix_o;        /* [n_q, n_heads, d] divided by l; NULL: none */
+    const float *prefix_lse;       /* m + log l at [head * prefix_stride + query] */
+    int64_t prefix_stride;
     struct attn_bias bias;         /* rows [n_q, n_heads] */
 };
 
@@ -55,7 +58,55 @@ DEVICE int64_t prefill_row_at(const struct prefill_args &a, const struct prefill
     return query * a.p.n_heads + t.kv_head * a.group + (t.first_row + row) % a.group;
 }
 
+/* What a row's o is multiplied by, and what its prefix's, and the sum that both are divided by. */
+struct prefill_end {
+    float own, prefix, max, sum;
+};
+
+DEVICE struct prefill_end prefill_end_of(const struct prefill_args &a, int64_t query, int head, float m, float l)
+{
+    struct prefill_end e = {1, 0, m, l};
+    if (!a.prefix_o)
+        return e;
+    const float prefix = a.prefix_lse[head * a.prefix_stride + query];
+    e.max = fmaxf(prefix, m);
+    e.prefix = merge_weight(prefix, e.max); /* its l is 1 */
+    e.own = merge_weight(m, e.max);
+    e.sum = fmaf(l, e.own, e.prefix);
+    return e;
+}
+
+/* Two neighbours of a row, merged with the prefix's. */
+DEVICE uint32_t prefill_pair(const struct prefill_args &a, const struct prefill_end &e, int64_t at, const float *o)
+{
+    if (!a.prefix_o)
+        return bf16_pair(o[0] / e.sum, o[1] / e.sum);
+    const uint32_t prefix = *reinterpret_cast<const uint32_t *>(a.prefix_o + at);
+    return bf16_pair(fmaf(o[0], e.own, bf16_to_float((bf16_t)prefix) * e.prefix) / e.sum, fmaf(o[1], e.own, bf16_to_float((bf16_t)(prefix >> 16)) * e.prefix) / e.sum);
+}
+
 template <int D> DEVICE void prefill_store(const struct prefill_args &a, const struct prefill_tile &t, const struct attn_tile_rows<D> &r, int warp_row)
+{
+    const int lane = (int)threadIdx.x % 32;
+    bf16_t *out = (bf16_t *)a.p.out;
+    UNROLL for (int half = 0; half < 2; half++) {
+        const int row = warp_row + lane / 4 + half * 8;
+        const int64_t query = prefill_query(a, t, row);
+        if (query < 0 || query >= a.p.n_q)
+            continue;
+        const int64_t at = prefill_row_at(a, t, query, row);
+        const struct prefill_end e = prefill_end_of(a, query, (int)(at % a.p.n_heads), r.m[half], r.l[half]);
+        UNROLL for (int i = 0; i < D / 8; i++) {
+            const int64_t pair = at * D + i * 8 + lane % 4 * 2;
+            *reinterpret_cast<uint32_t *>(out + pair) = prefill_pair(a, e, pair, &r.o[i][2 * half]);
+        }
+        if (a.p.ret_ml && lane % 4 == 0)
+            *reinterpret_cast<float2 *>(a.p.ret_ml + 2 * at) = make_float2(e.max, e.sum);
+    }
+}
+
+/* Of one split of the keys. */
+template <int D> DEVICE void prefill_store_part(const struct prefill_args &a, const struct prefill_tile &t, const struct attn_tile_rows<D> &r, int warp_row)
 {
     const int lane = (int)threadIdx.x % 32;
     UNROLL for (int half = 0; half < 2; half++) {
@@ -64,12 +115,11 @@ template <int D> DEVICE void prefill_store(const struct prefill_args &a, const s
         if (query < 0 || query >= a.p.n_q)
             continue;
         const int64_t at = prefill_row_at(a, t, query, row) + (int64_t)blockIdx.y * a.p.n_q * a.p.n_heads;
-        float *to = (a.part_o ? a.part_o : a.p.out) + at * D, *ml = a.part_o ? a.part_ml : a.p.ret_ml;
-        const float divisor = a.part_o ? 1.0f : r.l[half];
+        float *to = a.part_o + at * D;
         UNROLL for (int i = 0; i < D / 8; i++)
-            *reinterpret_cast<float2 *>(to + i * 8 + lane % 4 * 2) = make_float2(r.o[i][2 * half] / divisor, r.o[i][2 * half + 1] / divisor);
-        if (ml && lane % 4 == 0)
-            *reinterpret_cast<float2 *>(ml + 2 * at) = make_float2(r.m[half], r.l[half]);
+            *reinterpret_cast<float2 *>(to + i * 8 + lane % 4 * 2) = make_float2(r.o[i][2 * half], r.o[i][2 * half + 1]);
+        if (lane % 4 == 0)
+            *reinterpret_cast<float2 *>(a.part_ml + 2 * at) = make_float2(r.m[half], r.l[half]);
     }
 }
 
@@ -135,7 +185,10 @@ template <int D> __global__ void __launch_bounds__(PREFILL_THREADS) attn_prefill
     }
     copy_async_wait<0>();
     attn_tile_sum<D>(r);
-    prefill_store<D>(a, t, r, warp * 16);
+    if (a.part_o)
+        prefill_store_part<D>(a, t, r, warp * 16);
+    else
+        prefill_store<D>(a, t, r, warp * 16);
 }
 
 template <int D> static int launch_prefill(struct stream *s, const struct prefill_args &a)
@@ -247,21 +300,15 @@ static int prefix_forward(struct stream *s, const struct prefill_args &a, struct
     return r < 0 ? r : cudnn_attention_forward(s->device->cudnn, &x->shape, &x->run);
 }
 
-static int merge_parts(struct stream *s, const struct prefill_args &a, const struct prefill_prefix *prefix)
+static int merge_parts(struct stream *s, const struct prefill_args &a)
 {
     struct attn_merge_params m = {};
     m.o = a.part_o;
     m.ml = a.part_ml;
     m.n_parts = a.n_splits;
-    if (prefix) {
-        m.prefix_o = (const bf16_t *)prefix->run.o;
-        m.prefix_lse = prefix->run.stats;
-        m.prefix_stride = prefix->shape.max_queries;
-    }
-    m.out = a.p.out;
+    m.out = (bf16_t *)a.p.out;
     m.ret_ml = a.p.ret_ml;
     m.n_rows = (int64_t)a.p.n_q * a.p.n_heads;
-    m.n_heads = a.p.n_heads;
     m.d = a.p.head_dim;
     return attn_merge(s, &m);
 }
@@ -269,26 +316,23 @@ static int merge_parts(struct stream *s, const struct prefill_args &a, const str
 /* -ENOTSUP when cuDNN cannot; nothing is written then. */
 static int attend_with_prefix(struct stream *s, struct prefill_args a)
 {
-    const size_t ml_bytes = (size_t)a.p.n_q * (size_t)a.p.n_heads * 2 * sizeof(float);
     struct prefill_prefix prefix = prefix_of(a);
     struct prefill_scratch scratch = {};
     void *memory;
     prefix_scratch(&prefix, &scratch);
-    scratch_piece(&scratch, ml_bytes);
     int r = stream_temp(s, scratch.used, &memory);
     if (r < 0)
         return r;
     scratch.memory = (uint8_t *)memory;
     scratch.used = 0;
     prefix_scratch(&prefix, &scratch);
-    a.part_o = a.p.out;
-    a.part_ml = (float *)scratch_piece(&scratch, ml_bytes);
+    a.prefix_o = (const bf16_t *)prefix.run.o;
+    a.prefix_lse = prefix.run.stats;
+    a.prefix_stride = prefix.shape.max_queries;
     a.first_key = a.origin;
     r = prefix_forward(s, a, &prefix);
     if (r == 0)
         r = launch_any(s, a);
-    if (r == 0)
-        r = merge_parts(s, a, &prefix);
     return stream_temp_end(s, r);
 }
 
@@ -298,7 +342,7 @@ static int attend_in_splits(struct stream *s, struct prefill_args a, struct pref
     a.part_o = (float *)scratch_piece(&scratch, rows * (size_t)a.p.head_dim * sizeof(float));
     a.part_ml = (float *)scratch_piece(&scratch, rows * 2 * sizeof(float));
     const int r = launch_any(s, a);
-    return r < 0 ? r : merge_parts(s, a, nullptr);
+    return r < 0 ? r : merge_parts(s, a);
 }
 
 static size_t splits_bytes(int64_t n_rows, int head_dim)
@@ -380,6 +424,5 @@ extern "C" size_t cuda_attn_prefill_scratch(const struct stream *s, const struct
     prefix.shape.head_dim = b->head_dim;
     prefix.shape.max_queries = prefix_queries(b->n_queries);
     prefix_scratch(&prefix, &scratch);
-    scratch_piece(&scratch, (size_t)rows * 2 * sizeof(float));
     return scratch.used > splits + bias ? scratch.used : splits + bias;
 }

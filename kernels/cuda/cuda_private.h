@@ -13,7 +13,7 @@ extern "C" { /* the project's headers are C */
 enum {
     CUDA_ARGS_BYTES = 8 << 20,            /* of a stream's ring for small host arrays */
     CUDA_ARGS_MAX_BYTES = CUDA_ARGS_BYTES / 4, /* of one of them: so the last three stay intact whatever wraps */
-    CUDA_FIXED_SCRATCH_BYTES = 32 << 20,  /* of the device, for GEMM operands */
+    CUDA_FIXED_SCRATCH_BYTES = 16 << 20,  /* of the device, for expanded weights */
     CUDA_BLAS_WORKSPACE_BYTES = 32 << 20, /* cuBLAS asks for as much on Hopper; given to it, so that it allocates nothing of its own */
     CUDA_TEMP_ALIGN = 256,
     CUDA_MAX_REGISTERED = 16,
@@ -86,7 +86,7 @@ int device_wait_event(const struct device *device, cudaEvent_t event);
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory);
 int stream_temp_end(struct stream *s, int result);
 
-/* The device's fixed scratch, from now on this stream's: it waits for whoever had it, until another stream asks: then what this one has submitted comes first. */
+/* The device's fixed scratch and cuBLAS' workspace, from now on this stream's: it waits for whoever had them, until another stream asks: then what this one has submitted comes first. */
 int stream_fixed(struct stream *s, void **ret_memory);
 
 /* What is left at this address of the piece that it was registered with; SIZE_MAX where it was not. A copy must not cross from one registered piece into the next. */
@@ -111,10 +111,10 @@ static inline int64_t ceil_div64(int64_t a, int64_t b)
 /* The ops, one a .cu or .c file. */
 size_t cuda_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols);
 int cuda_weight_pack(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed);
-int cuda_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
+int cuda_matmul(struct stream *s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
 int cuda_embed(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
-int cuda_rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y);
-int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out);
+int cuda_rmsnorm(struct stream *s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, void *y);
+int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out);
 int cuda_rope_table(struct stream *s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table);
 int cuda_qkv_finish(struct stream *s, const struct qkv_params *p);
 int cuda_attn_decode(struct stream *s, struct attn_decode_params *p);

@@ -1,37 +1,48 @@
-/* out = gate / (1 + exp(-gate)) * up; four elements a thread, or one. Reads 8 bytes and writes 4 an element. The bits of kernels/cpu/silu_mul.c. */
+/* out = gate / (1 + exp(-gate)) * up, rounded to bf16; four elements a thread where rows are whole vectors. Reads 8 bytes and writes 2 an element. Before the rounding the bits of
+ * kernels/cpu/silu_mul.c. */
 #include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include <errno.h>
 
-DEVICE float silu_mul(float gate, float up)
+struct silu_args {
+    const float *gate, *up;
+    int64_t n, dim, ld_out;
+    bf16_t *out;
+};
+
+DEVICE float silu_times(float gate, float up)
 {
     return gate / (1.0f + exp_float(-gate)) * up;
 }
 
-__global__ void silu_mul_kernel(const float *gate, const float *up, int64_t n, float *out)
+__global__ void silu_mul_kernel(const struct silu_args a)
 {
-    EACH_ELEMENT(i, n)
+    EACH_ELEMENT(i, a.n * a.dim)
     {
-        out[i] = silu_mul(gate[i], up[i]);
+        a.out[i / a.dim * a.ld_out + i % a.dim] = bf16_from_float(silu_times(a.gate[i], a.up[i]));
     }
 }
 
-/* Four elements a thread: with one each, too few bytes are on their way to keep the memory busy. */
-__global__ void silu_mul_vector_kernel(const float4 *gate, const float4 *up, int64_t n, float4 *out)
+/* `row_blocks` blocks a row; nothing is divided but the block's number. */
+__global__ void __launch_bounds__(BLOCK_THREADS) silu_mul_vector_kernel(const struct silu_args a, unsigned row_blocks)
 {
-    EACH_ELEMENT(i, n)
-    {
-        const float4 g = gate[i], u = up[i];
-        out[i] = make_float4(silu_mul(g.x, u.x), silu_mul(g.y, u.y), silu_mul(g.z, u.z), silu_mul(g.w, u.w));
-    }
+    const int64_t row = blockIdx.x / row_blocks, c = ((int64_t)(blockIdx.x % row_blocks) * BLOCK_THREADS + threadIdx.x) * 4;
+    if (c >= a.dim)
+        return;
+    const float4 g = *reinterpret_cast<const float4 *>(a.gate + row * a.dim + c), u = *reinterpret_cast<const float4 *>(a.up + row * a.dim + c);
+    *reinterpret_cast<uint2 *>(a.out + row * a.ld_out + c) = make_uint2(bf16_pair(silu_times(g.x, u.x), silu_times(g.y, u.y)), bf16_pair(silu_times(g.z, u.z), silu_times(g.w, u.w)));
 }
 
-extern "C" int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, float *out)
+extern "C" int cuda_silu_mul(struct stream *s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out)
 {
-    if (n < 0 || dim < 1)
+    if (n < 0 || dim < 1 || ld_out < dim)
         return -EINVAL;
     if (n == 0)
         return 0;
-    if (n * dim % 4 == 0 && ((uintptr_t)gate | (uintptr_t)up | (uintptr_t)out) % sizeof(float4) == 0)
-        return LAUNCH(silu_mul_vector_kernel, blocks_for(n * dim / 4), BLOCK_THREADS, 0, s, (const float4 *)gate, (const float4 *)up, n * dim / 4, (float4 *)out);
-    return LAUNCH(silu_mul_kernel, blocks_for(n * dim), BLOCK_THREADS, 0, s, gate, up, n * dim, out);
+    const struct silu_args a = {gate, up, n, dim, ld_out, (bf16_t *)out};
+    const int64_t row_blocks = ceil_div64(dim, 4 * BLOCK_THREADS);
+    const bool whole = dim % 4 == 0 && ld_out % 4 == 0 && ((uintptr_t)gate | (uintptr_t)up) % sizeof(float4) == 0 && (uintptr_t)out % sizeof(uint2) == 0;
+    if (whole && n * row_blocks <= INT32_MAX)
+        return LAUNCH(silu_mul_vector_kernel, (unsigned)(n * row_blocks), BLOCK_THREADS, 0, s, a, (unsigned)row_blocks);
+    return LAUNCH(silu_mul_kernel, blocks_for(n * dim), BLOCK_THREADS, 0, s, a);
 }

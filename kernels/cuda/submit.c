@@ -105,6 +105,6 @@ int submit_gemm(struct stream *s, const struct gemm_shape *g)
     if (noted(s, SUBMIT_GEMM, g, sizeof *g))
         return 0;
     const int r = blas_take(s);
-    return r < 0 ? r : cublas_error(cublasGemmEx(s->device->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)g->n_rows, (int)g->n, (int)g->n_cols, &one, g->w, CUDA_R_16BF, (int)g->ld, g->x, CUDA_R_16BF,
-                                                 (int)g->ld, &add, g->y, CUDA_R_32F, (int)g->ld_y, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    return r < 0 ? r : cublas_error(cublasGemmEx(s->device->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)g->n_rows, (int)g->n, (int)g->n_cols, &one, g->w, CUDA_R_16BF, (int)g->ld_w, g->x, CUDA_R_16BF,
+                                                 (int)g->ld_x, &add, g->y, CUDA_R_32F, (int)g->ld_y, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }

@@ -20,10 +20,10 @@ int submit_wait(struct stream *s, cudaEvent_t event);
 
 enum submit_kind { SUBMIT_KERNEL, SUBMIT_COPY, SUBMIT_COPY_ROWS, SUBMIT_FILL, SUBMIT_RECORD, SUBMIT_WAIT, SUBMIT_GEMM };
 
-/* y [n, n_rows] = x [n, n_cols] w^T + add * y; both operands bf16, rows `ld` apart. */
+/* y [n, n_rows] = x [n, n_cols] w^T + add * y; both operands bf16. */
 struct gemm_shape {
     const bf16_t *x, *w;
-    int64_t n, n_rows, n_cols, ld;
+    int64_t n, n_rows, n_cols, ld_x, ld_w;
     float *y;
     int64_t ld_y;
     double add; /* of a float */

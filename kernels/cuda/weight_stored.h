@@ -12,7 +12,7 @@ int cuda_weight_expand(struct stream *s, enum weight_dtype dtype, const void *sr
 /* The ops that see weights, in this form (kernels.h). */
 size_t cuda_stored_weight_bytes(enum weight_dtype dtype, int64_t n_rows, int64_t n_cols);
 int cuda_stored_weight_pack(struct stream *s, enum weight_dtype dtype, int64_t n_rows, int64_t n_cols, const void *src, void *packed);
-int cuda_stored_matmul(struct stream *s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
+int cuda_stored_matmul(struct stream *s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs);
 int cuda_stored_embed(struct stream *s, const struct weight *w, const int32_t *ids, int n, float *y);
 #ifdef __cplusplus
 }

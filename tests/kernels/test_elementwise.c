@@ -85,7 +85,7 @@ Test(silu_mul, test_agrees_with_the_formula_and_between_instruction_sets)
         int64_t n = 23, dim = 1537;
         if (!kernel_test_open(isa, 2, &device, &stream))
             continue;
-        cr_assert_eq(cpu_kernel_ops()->silu_mul(stream, gate, up, n, dim, out), 0);
+        cr_assert_eq(cpu_kernel_ops()->silu_mul(stream, gate, up, n, dim, out, dim), 0);
         for (int64_t i = 1; i < n * dim; i++) {
             double g = (double)gate[i], exact = g / (1.0 + exp(-g)) * (double)up[i];
             cr_assert(fabs((double)out[i] - exact) <= 1e-6 * fabs(exact) + 1e-36, "silu(%g) * %g = %g, expected %g", g, (double)up[i], (double)out[i], exact);
@@ -96,7 +96,7 @@ Test(silu_mul, test_agrees_with_the_formula_and_between_instruction_sets)
         else
             kernel_test_expect_same("silu_mul", plain, out, n * dim);
         memcpy(out, gate, sizeof *out * MAX_VALUES);
-        cr_assert_eq(cpu_kernel_ops()->silu_mul(stream, out, up, n, dim, out), 0);
+        cr_assert_eq(cpu_kernel_ops()->silu_mul(stream, out, up, n, dim, out, dim), 0);
         kernel_test_expect_same("in place", plain, out, n * dim);
         kernel_test_close(device, stream);
     }

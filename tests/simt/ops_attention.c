@@ -24,9 +24,9 @@ static void prefill(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int 
     t->cpu_ops->attn_prefill(t->cpu, &p);
     p.bias = biased ? &gpu_bias : NULL;
     p.q = ops_test_upload(t, q, count * sizeof *q), p.k = ops_test_upload(t, k, kv_bytes), p.v = ops_test_upload(t, v, kv_bytes);
-    p.out = ops_test_room(t, count * sizeof *out), p.ret_ml = ops_test_room(t, rows * 2 * sizeof *ml);
+    p.out = ops_test_room_inputs(t, count), p.ret_ml = ops_test_room(t, rows * 2 * sizeof *ml);
     ops_test_true(t, "attn_prefill", t->gpu_ops->attn_prefill(t->gpu, &p) == 0);
-    float *gpu_out = ops_test_download(t, p.out, count * sizeof *out), *gpu_ml = ops_test_download(t, p.ret_ml, rows * 2 * sizeof *ml);
+    float *gpu_out = ops_test_download_inputs(t, p.out, count), *gpu_ml = ops_test_download(t, p.ret_ml, rows * 2 * sizeof *ml);
     const char *shape = ops_test_shape("attn_prefill pos %d n_q %d heads %d/%d d %d biased %d", (int)pos0, n_q, n_heads, n_kv_heads, d, biased);
     ops_test_nmse(t, shape, out, gpu_out, count, attention_limit);
     for (size_t i = 0; i < rows; i++) { /* m and l depend on where m is found; their sum does not */
@@ -59,10 +59,10 @@ static void chunk(struct ops_test *t, int64_t pos0, int n_q, int n_heads, int n_
     p.bias = biased ? &cpu_bias : NULL;
     t->cpu_ops->attn_prefill(t->cpu, &p);
     p.bias = biased ? &gpu_bias : NULL;
-    p.q = ops_test_upload(t, q, count * sizeof *q), p.k = ops_test_upload(t, k, bytes), p.v = ops_test_upload(t, v, bytes), p.out = ops_test_room(t, count * sizeof *out);
+    p.q = ops_test_upload(t, q, count * sizeof *q), p.k = ops_test_upload(t, k, bytes), p.v = ops_test_upload(t, v, bytes), p.out = ops_test_room_inputs(t, count);
     p.own_k = ops_test_upload(t, own_k, own_bytes), p.own_v = ops_test_upload(t, own_v, own_bytes);
     ops_test_true(t, "attn_prefill", t->gpu_ops->attn_prefill(t->gpu, &p) == 0);
-    float *gpu_out = ops_test_download(t, p.out, count * sizeof *out);
+    float *gpu_out = ops_test_download_inputs(t, p.out, count);
     ops_test_nmse(t, ops_test_shape("attn_prefill of a chunk, pos %d n_q %d heads %d/%d d %d biased %d", (int)pos0, n_q, n_heads, n_kv_heads, d, biased), out, gpu_out, count, attention_limit);
     free(q), free(out), free(k), free(v), free(own_k), free(own_v), free(gpu_out);
     ops_test_bias_free(&cpu_bias);

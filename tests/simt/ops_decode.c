@@ -133,7 +133,7 @@ static void pair_make(struct ops_test *t, const struct decode_case *c, const str
     uint16_t *gk = ops_test_upload(t, p->k, row_bytes + 16), *gv = ops_test_upload(t, p->v, row_bytes + 16);
     p->cpu = (struct attn_decode_item){.q = p->q, .out = p->out, .rows = {{.k = p->k, .v = p->v, .n = c->n_kept}, {.k = p->k + recent, .v = p->v + recent, .n = c->n_recent}},
                                        .summaries = p->summaries, .fetch_pages = c->fetch, .ret_chosen = p->cpu_chosen, .ret_counts = &p->counts};
-    p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room(t, q_bytes), .rows = {{.k = gk, .v = gv, .n = c->n_kept}, {.k = gk + recent, .v = gv + recent, .n = c->n_recent}},
+    p->gpu = (struct attn_decode_item){.q = ops_test_upload(t, p->q, q_bytes), .out = ops_test_room_inputs(t, (size_t)(c->group * c->d)), .rows = {{.k = gk, .v = gv, .n = c->n_kept}, {.k = gk + recent, .v = gv + recent, .n = c->n_recent}},
                                        .fetch_pages = c->fetch, .ret_chosen = p->gpu_chosen, .ret_counts = p->gpu_counts};
     slow_make(t, c, layout, i, p);
     if (summary_bytes > 0)
@@ -174,7 +174,7 @@ static void decode(struct ops_test *t, const struct decode_case *c)
     p.items = gpu, p.bias = c->biased ? &gpu_bias : NULL;
     ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
     for (int i = 0; i < ITEMS; i++) {
-        float *out = ops_test_download(t, gpu[i].out, (size_t)(c->group * c->d) * sizeof(float));
+        float *out = ops_test_download_inputs(t, gpu[i].out, (size_t)(c->group * c->d));
         struct page_counts *counts = ops_test_download(t, pairs[i].gpu_counts, sizeof *counts);
         const char *shape = ops_test_shape("attn_decode %s group %d d %d blocks %d rows %d+%d fetch %d scorer %d blocks %d biased %d", kv_format_name(c->format), c->group, c->d, c->n_blocks, c->n_kept, c->n_recent,
                                            c->fetch, (int)c->scorer, c->blocks, c->biased);
@@ -213,7 +213,7 @@ static void shared_blocks(struct ops_test *t, int group, bool biased)
         cpu[i].slow.blocks = cpu_tables[i % 5 % 3], gpu[i].slow.blocks = gpu_tables[i % 5 % 3];
         cpu[i].slow.kv_head = gpu[i].slow.kv_head = i / 20; /* the last five have a head of their own */
         cpu[i].q = ops_test_floats(t, q_bytes / sizeof(float), 3), cpu[i].out = ops_test_alloc(q_bytes);
-        gpu[i].q = ops_test_upload(t, cpu[i].q, q_bytes), gpu[i].out = ops_test_room(t, q_bytes);
+        gpu[i].q = ops_test_upload(t, cpu[i].q, q_bytes), gpu[i].out = ops_test_room_inputs(t, q_bytes / sizeof(float));
         cpu[i].ret_chosen = cpu_chosen[i], gpu[i].ret_chosen = gpu_chosen[i];
         cpu[i].ret_counts = gpu[i].ret_counts = NULL;
     }
@@ -222,7 +222,7 @@ static void shared_blocks(struct ops_test *t, int group, bool biased)
     p.items = gpu, p.bias = biased ? &gpu_bias : NULL;
     ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
     for (int i = 0; i < N; i++) {
-        float *out = ops_test_download(t, gpu[i].out, q_bytes);
+        float *out = ops_test_download_inputs(t, gpu[i].out, q_bytes / sizeof(float));
         const char *shape = ops_test_shape("attn_decode of %d sharing blocks, group %d, biased %d, item %d", (int)N, group, biased, i);
         ops_test_same(t, shape, cpu_chosen[i], gpu_chosen[i], sizeof(int32_t) * (size_t)c.fetch);
         ops_test_nmse(t, shape, cpu[i].out, out, (size_t)(group * D), 2e-4);
@@ -264,7 +264,7 @@ static void many_pages(struct ops_test *t, enum page_scorer scorer, int fetch, b
     t->cpu_ops->attn_decode(t->cpu, &p);
     p.items = &gpu;
     ops_test_true(t, "attn_decode", t->gpu_ops->attn_decode(t->gpu, &p) == 0);
-    float *out = ops_test_download(t, gpu.out, D * sizeof(float));
+    float *out = ops_test_download_inputs(t, gpu.out, D);
     const char *shape = ops_test_shape("attn_decode of %d pages, scorer %d, fetch %d, blocks %d", cpu.slow.n_pages, (int)scorer, fetch, blocks);
     ops_test_true(t, shape, cpu.ret_n_chosen == gpu.ret_n_chosen);
     ops_test_same(t, shape, cpu_chosen, gpu_chosen, sizeof *cpu_chosen * (size_t)cpu.ret_n_chosen);

@@ -32,7 +32,8 @@ struct fetch_test {
     uint8_t *pool;
     size_t pool_bytes;
     struct attn_decode_item items[ITEMS];
-    float *q[STEPS], *out[STEPS];    /* device, [ITEMS, group, d] */
+    float *q[STEPS];      /* device, [ITEMS, group, d], */
+    void *out[STEPS];     /*   and so is this, of the input type */
     struct page_counts *counts;      /* device, [STEPS, SEQUENCES] */
 };
 
@@ -41,7 +42,7 @@ enum with_steps { STEPS_NONE, STEPS_ALL, STEPS_FIRST };
 
 /* What a run leaves. */
 struct fetch_result {
-    float *out[STEPS];
+    void *out[STEPS];
     struct page_counts counts[STEPS][SEQUENCES];
 };
 
@@ -124,7 +125,7 @@ static int decode(struct fetch_test *x, struct attn_decode_params *p, bool as_st
 static void run(struct fetch_test *x, struct device_page_cache *cache, enum with_steps with, struct fetch_result *ret)
 {
     struct ops_test *t = x->t;
-    const size_t n = (size_t)(x->c->group * x->c->d), bytes = ITEMS * n * sizeof(float);
+    const size_t n = (size_t)(x->c->group * x->c->d), bytes = ITEMS * n * x->t->gpu_ops->input_bytes;
     struct page_counts zeros[STEPS][SEQUENCES] = {{{0}}};
     x->counts = ops_test_upload(t, zeros, sizeof zeros);
     for (int s = 0; s < STEPS; s++)
@@ -132,7 +133,7 @@ static void run(struct fetch_test *x, struct device_page_cache *cache, enum with
     for (int s = 0; s < STEPS; s++) {
         for (int i = 0; i < ITEMS; i++) {
             x->items[i].q = x->q[s] + (size_t)i * n;
-            x->items[i].out = x->out[s] + (size_t)i * n;
+            x->items[i].out = matmul_input_at(t->gpu_ops, x->out[s], i * (int64_t)n);
             x->items[i].ret_counts = x->counts + s * SEQUENCES + i / HEADS;
         }
         struct attn_decode_params p = params_of(x, cache);
@@ -156,7 +157,7 @@ static uint64_t compare(struct fetch_test *x, const char *what, const struct fet
 {
     uint64_t misses = 0;
     for (int s = 0; s < STEPS; s++) {
-        ops_test_same(x->t, what, expected->out[s], actual->out[s], sizeof(float) * (size_t)(ITEMS * x->c->group * x->c->d));
+        ops_test_same(x->t, what, expected->out[s], actual->out[s], x->t->gpu_ops->input_bytes * (size_t)(ITEMS * x->c->group * x->c->d));
         for (int i = 0; i < SEQUENCES; i++) {
             const struct page_counts *e = &expected->counts[s][i], *a = &actual->counts[s][i];
             ops_test_true(x->t, what, a->pages == e->pages && a->tokens == e->tokens && a->bytes == e->bytes && a->hits + a->misses == e->misses && a->bytes_missed <= e->bytes_missed &&

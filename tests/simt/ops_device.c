@@ -77,22 +77,23 @@ static void events_order_streams(struct ops_test *t)
     struct stream *other;
     struct device_event *written, *read;
     float *gate = ops_test_floats(t, N, 1), *up = ops_test_floats(t, N, 1), *expected = ops_test_alloc(N * sizeof(float));
-    float *dgate = ops_test_upload(t, gate, N * sizeof(float)), *dup = ops_test_upload(t, up, N * sizeof(float)), *dout = ops_test_room(t, N * sizeof(float));
-    float *copies = ops_test_room(t, ROUNDS * N * sizeof(float));
+    float *dgate = ops_test_upload(t, gate, N * sizeof(float)), *dup = ops_test_upload(t, up, N * sizeof(float));
+    void *dout = ops_test_room_inputs(t, N), *copies = ops_test_room_inputs(t, ROUNDS * N);
     ops_test_true(t, "stream and events", ops->stream_create(t->gpu_device, &other) == 0 && ops->event_create(t->gpu_device, &written) == 0 && ops->event_create(t->gpu_device, &read) == 0);
     for (int i = 0; i < ROUNDS; i++) {
         if (i > 0)
             ops->stream_wait(t->gpu, read);
-        t->gpu_ops->silu_mul(t->gpu, i % 2 ? dup : dgate, dup, 1, N, dout);
+        t->gpu_ops->silu_mul(t->gpu, i % 2 ? dup : dgate, dup, 1, N, dout, N);
         ops->event_record(written, t->gpu);
         ops->stream_wait(other, written);
-        ops->copy(other, copies + i * N, dout, N * sizeof(float));
+        ops->copy(other, matmul_input_at(t->gpu_ops, copies, i * N), dout, N * t->gpu_ops->input_bytes);
         ops->event_record(read, other);
     }
     ops_test_true(t, "sync", ops->stream_sync(other) == 0);
     for (int i = 0; i < ROUNDS; i++) {
-        float *copy = ops_test_download(t, copies + i * N, N * sizeof(float));
-        t->cpu_ops->silu_mul(t->cpu, i % 2 ? up : gate, up, 1, N, expected);
+        float *copy = ops_test_download_inputs(t, matmul_input_at(t->gpu_ops, copies, i * N), N);
+        t->cpu_ops->silu_mul(t->cpu, i % 2 ? up : gate, up, 1, N, expected, N);
+        ops_test_round_inputs(t, expected, N);
         ops_test_same(t, "a copy on another stream", expected, copy, N * sizeof(float));
         free(copy);
     }

@@ -76,7 +76,8 @@ static void matmul(struct ops_test *t, enum weight_dtype dtype, int n, int rows_
     struct matrix a = matrix_make(t, dtype, rows_a, n_cols), b = matrix_make(t, dtype, rows_b, n_cols);
     float *x = ops_test_floats(t, ld_x * (size_t)n, 1), *bias = ops_test_floats(t, (size_t)rows_a, .1), *residual = ops_test_floats(t, ld_b * (size_t)n, .2);
     float *ya = ops_test_floats(t, ld_a * (size_t)n, 1), *yb = ops_test_alloc(b_bytes);
-    float *dx = ops_test_upload(t, x, sizeof(float) * ld_x * (size_t)n), *dbias = ops_test_upload(t, bias, sizeof(float) * (size_t)rows_a), *dresidual = ops_test_upload(t, residual, b_bytes);
+    void *dx = ops_test_upload_inputs(t, x, ld_x * (size_t)n);
+    float *dbias = ops_test_upload(t, bias, sizeof(float) * (size_t)rows_a), *dresidual = ops_test_upload(t, residual, b_bytes);
     float *dya = ops_test_upload(t, ya, a_bytes), *dyb = ops_test_room(t, b_bytes);
     struct matmul_out cpu[2] = {{.w = &a.cpu, .y = ya, .ld_y = (int64_t)ld_a, .bias = bias, .residual = ya}, {.w = &b.cpu, .y = yb, .ld_y = (int64_t)ld_b, .residual = residual}};
     struct matmul_out gpu[2] = {{.w = &a.gpu, .y = dya, .ld_y = (int64_t)ld_a, .bias = dbias, .residual = dya}, {.w = &b.gpu, .y = dyb, .ld_y = (int64_t)ld_b, .residual = dresidual}};
@@ -90,18 +91,19 @@ static void matmul(struct ops_test *t, enum weight_dtype dtype, int n, int rows_
     free(x), free(bias), free(residual), free(ya), free(yb), free(ga), free(gb);
 }
 
-/* The rounded operands of both streams go through the same scratch. */
+/* The library's workspace is one for all streams. */
 static void two_streams(struct ops_test *t)
 {
     enum { N = 5, ROWS = 9, COLS = 40, STREAMS = 2, ROUNDS = 3 };
     const struct device_ops *ops = t->gpu_backend->device;
     struct matrix m = matrix_make(t, WEIGHT_BF16, ROWS, COLS);
     struct stream *streams[STREAMS] = {t->gpu, NULL};
-    float *x[STREAMS], *dx[STREAMS], *dy[STREAMS][ROUNDS], expected[N * ROWS];
+    void *dx[STREAMS];
+    float *x[STREAMS], *dy[STREAMS][ROUNDS], expected[N * ROWS];
     ops_test_true(t, "stream", ops->stream_create(t->gpu_device, &streams[1]) == 0);
     for (int s = 0; s < STREAMS; s++) {
         x[s] = ops_test_floats(t, N * COLS, 1);
-        dx[s] = ops_test_upload(t, x[s], sizeof(float) * N * COLS);
+        dx[s] = ops_test_upload_inputs(t, x[s], N * COLS);
         for (int i = 0; i < ROUNDS; i++)
             dy[s][i] = ops_test_room(t, sizeof expected);
     }
@@ -153,7 +155,8 @@ static void stored_lots(struct ops_test *t)
 {
     enum { N = 2, ROWS = 523, COLS = 16384 }; /* a lot has 512 */
     const struct kernel_ops *expanded = t->gpu_ops, *forms[2] = {expanded, t->gpu_backend->stored_ops};
-    float *x = ops_test_floats(t, N * COLS, 1), *dx = ops_test_upload(t, x, sizeof(float) * N * COLS), *y[2];
+    float *x = ops_test_floats(t, N * COLS, 1), *y[2];
+    void *dx = ops_test_upload_inputs(t, x, N * COLS);
     for (int i = 0; i < 2; i++) {
         t->gpu_ops = forms[i];
         struct matrix m = matrix_make(t, WEIGHT_Q4_0, ROWS, COLS);

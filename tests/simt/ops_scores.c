@@ -110,7 +110,7 @@ static void column_sums(struct ops_test *t, int n_first, int n_second, int n_hea
         t->cpu_ops->attn_prefill(t->cpu, &attn);
         t->cpu_ops->attn_column_sums(t->cpu, &p);
         attn.bias = biased ? &gpu_bias : NULL;
-        attn.q = gpu_q + (size_t)pos0 * row, attn.k = attn.v = gpu_k, attn.out = ops_test_room(t, (size_t)n_q * row * sizeof(float));
+        attn.q = gpu_q + (size_t)pos0 * row, attn.k = attn.v = gpu_k, attn.out = ops_test_room_inputs(t, (size_t)n_q * row);
         attn.ret_ml = ops_test_room(t, (size_t)(n_q * n_heads) * 2 * sizeof(float));
         p.sums = gpu_sums;
         ops_test_true(t, "attn_column_sums", t->gpu_ops->attn_prefill(t->gpu, &attn) == 0 && t->gpu_ops->attn_column_sums(t->gpu, &p) == 0);

@@ -59,6 +59,48 @@ void *ops_test_download(struct ops_test *t, const void *device, size_t bytes)
     return host;
 }
 
+static uint16_t bf16_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
+}
+
+void ops_test_round_inputs(struct ops_test *t, float *x, size_t n)
+{
+    for (size_t i = 0; t->gpu_ops->input_bytes == sizeof(uint16_t) && i < n; i++)
+        x[i] = ops_test_bf16_value(bf16_of(x[i]));
+}
+
+void *ops_test_room_inputs(struct ops_test *t, size_t n)
+{
+    return ops_test_room(t, n * t->gpu_ops->input_bytes);
+}
+
+void *ops_test_upload_inputs(struct ops_test *t, const float *src, size_t n)
+{
+    if (t->gpu_ops->input_bytes == sizeof *src)
+        return ops_test_upload(t, src, n * sizeof *src);
+    uint16_t *rounded = ops_test_alloc(n * sizeof *rounded);
+    for (size_t i = 0; i < n; i++)
+        rounded[i] = bf16_of(src[i]);
+    void *device = ops_test_upload(t, rounded, n * sizeof *rounded);
+    free(rounded);
+    return device;
+}
+
+float *ops_test_download_inputs(struct ops_test *t, const void *device, size_t n)
+{
+    void *inputs = ops_test_download(t, device, n * t->gpu_ops->input_bytes);
+    if (t->gpu_ops->input_bytes == sizeof(float))
+        return inputs;
+    float *x = ops_test_alloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        x[i] = ops_test_bf16_value(((uint16_t *)inputs)[i]);
+    free(inputs);
+    return x;
+}
+
 void ops_test_free_buffers(struct ops_test *t)
 {
     t->gpu_backend->device->stream_sync(t->gpu);
@@ -98,11 +140,8 @@ uint16_t *ops_test_bf16(struct ops_test *t, size_t n, double scale)
 {
     float *x = ops_test_floats(t, n, scale);
     uint16_t *y = ops_test_alloc(n * sizeof *y);
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, &x[i], sizeof u);
-        y[i] = (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
-    }
+    for (size_t i = 0; i < n; i++)
+        y[i] = bf16_of(x[i]);
     free(x);
     return y;
 }

@@ -23,6 +23,11 @@ void *ops_test_room(struct ops_test *t, size_t bytes);
 void *ops_test_upload(struct ops_test *t, const void *src, size_t bytes);
 /* To new host memory, after everything submitted. */
 void *ops_test_download(struct ops_test *t, const void *device, size_t bytes);
+/* Arrays of the backend's input type (kernel_ops.input_bytes), from floats and to them. */
+void *ops_test_room_inputs(struct ops_test *t, size_t n);
+void *ops_test_upload_inputs(struct ops_test *t, const float *src, size_t n);
+float *ops_test_download_inputs(struct ops_test *t, const void *device, size_t n);
+void ops_test_round_inputs(struct ops_test *t, float *x, size_t n); /* what comes back from there */
 void ops_test_free_buffers(struct ops_test *t); /* before the test ends */
 void *ops_test_alloc(size_t bytes); /* 64-byte aligned host memory, filled with 0xFF */
 

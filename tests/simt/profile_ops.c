@@ -89,9 +89,10 @@ static bf16_t *bf16s(size_t n)
 /* ---- rows of activations ---- */
 static void op_elementwise(void)
 {
-    float *x = floats(4 * FFN), *gamma = floats(DIM), *y = room(4 * FFN * sizeof *y);
+    float *x = floats(4 * FFN), *gamma = floats(DIM);
+    void *y = room(4 * FFN * ops->input_bytes);
     need(ops->rmsnorm(stream, x, gamma, 1e-5f, 4, DIM, y), "rmsnorm");
-    need(ops->silu_mul(stream, x, x + FFN, 1, FFN, y), "silu_mul");
+    need(ops->silu_mul(stream, x, x + FFN, 1, FFN, y, FFN), "silu_mul");
 }
 
 static void op_qkv_finish(void)
@@ -139,8 +140,9 @@ static void op_matmul(void)
 {
     const int32_t ids[2] = {3, 17};
     const struct weight w = {.dtype = WEIGHT_BF16, .n_rows = 32, .n_cols = DIM, .packed = bf16s(32 * DIM)};
-    float *x = floats(2 * DIM), *y = room(2 * DIM * sizeof *y);
-    const struct matmul_out out = {.w = &w, .y = y, .ld_y = 32, .bias = x};
+    bf16_t *x = bf16s(2 * DIM);
+    float *y = room(2 * DIM * sizeof *y);
+    const struct matmul_out out = {.w = &w, .y = y, .ld_y = 32, .bias = floats(32)};
     need(ops->matmul(stream, x, 2, DIM, &out, 1), "matmul");
     need(ops->embed(stream, &w, ids, 2, y), "embed");
 }
@@ -178,7 +180,7 @@ static void op_prefill(void)
 {
     bf16_t *k = bf16s((size_t)KV_HEADS * KEYS * D), *v = bf16s((size_t)KV_HEADS * KEYS * D);
     const struct attn_prefill_params p = {.q = floats(QUERIES * HEADS * D), .pos0 = KEYS - QUERIES, .n_q = QUERIES, .k = k, .v = v, .head_stride = KEYS * D, .n_heads = HEADS, .n_kv_heads = KV_HEADS,
-                                          .head_dim = D, .scale = SCALE, .out = room(QUERIES * HEADS * D * sizeof(float)), .ret_ml = room(QUERIES * HEADS * 2 * sizeof(float))};
+                                          .head_dim = D, .scale = SCALE, .out = room(QUERIES * HEADS * D * ops->input_bytes), .ret_ml = room(QUERIES * HEADS * 2 * sizeof(float))};
     need(ops->attn_prefill(stream, &p), "attn_prefill");
     float *sums = floats(KV_HEADS * KEYS);
     const struct column_sum_params c = {.attn = &p, .sums = sums, .sum_stride = KEYS};
@@ -195,10 +197,11 @@ static void decode(struct attn_decode_item *items, const struct block_layout *la
 static void decode_items(struct attn_decode_item items[ITEMS])
 {
     memset(items, 0, ITEMS * sizeof *items);
-    float *q = floats(ITEMS * GROUP * D), *out = room(ITEMS * GROUP * D * sizeof *out);
+    float *q = floats(ITEMS * GROUP * D);
+    void *out = room(ITEMS * GROUP * D * ops->input_bytes);
     for (int i = 0; i < ITEMS; i++) {
         items[i].q = q + i * GROUP * D;
-        items[i].out = out + i * GROUP * D;
+        items[i].out = matmul_input_at(ops, out, i * GROUP * D);
         items[i].slow.kv_head = i % KV_HEADS;
     }
 }

@@ -48,7 +48,7 @@ static void pass_init(struct pass *p, const struct dense_device *d, int n, int c
     const struct model_config *c = &d->model->config;
     size_t kv = (size_t)c->n_kv_heads * (size_t)n * (size_t)c->head_dim * sizeof(bf16_t);
     *p = (struct pass){.d = d, .n = n, .chunk = chunk};
-    cr_assert_eq(model_workspace_init(&p->ws, d->model, chunk), 0);
+    cr_assert_eq(model_workspace_init(&p->ws, d->model, chunk, 0), 0);
     cr_assert_eq(key_bias_tables_init(&p->bias, d->model, n), 0);
     p->x = take(p, MEM_BRIDGE, (size_t)n * (size_t)c->dim * sizeof(float));
     p->k = take(p, MEM_ACTIVE_KV, kv);
@@ -97,7 +97,7 @@ static int attend(struct pass *p, int layer, int pos0, int n)
             .head_dim = c->head_dim,
             .scale = c->attention_scale,
             .bias = key_bias_of(&p->bias, layer),
-            .out = p->ws.attn_out + i * row,
+            .out = matmul_input_at(m->ops, p->ws.attn_out, i * row),
         };
         int r = m->ops->attn_prefill(m->stream, &a);
         if (r < 0)

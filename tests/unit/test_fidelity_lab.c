@@ -134,7 +134,7 @@ static void masked_prefill(struct lab_fixture *l, float *x)
     static int32_t positions[N_PROMPT];
     const struct model *m = &l->f.model;
     struct model_workspace ws;
-    cr_assert(model_workspace_init(&ws, m, N_PROMPT) >= 0);
+    cr_assert(model_workspace_init(&ws, m, N_PROMPT, 0) >= 0);
     for (int i = 0; i < N_PROMPT; i++) {
         positions[i] = i;
         dst[i] = (struct kv_dst){k + i * D, v + i * D, N_PROMPT * D};
@@ -144,7 +144,7 @@ static void masked_prefill(struct lab_fixture *l, float *x)
         cr_assert(model_layer_qkv(m, layer, x, N_PROMPT, rope, dst, &ws) >= 0);
         for (int i = 0; i < N_PROMPT * TINY_HEADS; i++) {
             const int head = i % TINY_HEADS / (TINY_HEADS / TINY_KV_HEADS) * N_PROMPT * D;
-            masked_attention(ws.q + i * D, k + head, v + head, i / TINY_HEADS, m->config.attention_scale, ws.attn_out + i * D);
+            masked_attention(ws.q + i * D, k + head, v + head, i / TINY_HEADS, m->config.attention_scale, (float *)ws.attn_out + i * D);
         }
         cr_assert(model_layer_out(m, layer, x, N_PROMPT, &ws) >= 0);
     }

@@ -3,6 +3,7 @@
 #include "worker/model/model.h"
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -232,24 +233,24 @@ Test(model_weights, fingerprint_follows_what_the_cache_depends_on)
 Test(model_weights, workspace_is_what_was_predicted)
 {
     static const int sizes[] = {1, 7, 512, 1500};
-    struct model m = {.config = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .dim = 200, .ffn_dim = 700}, .dev = cpu_device_ops()};
+    struct model m = {.config = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .dim = 200, .ffn_dim = 700}, .dev = cpu_device_ops(), .ops = cpu_kernel_ops()};
     cr_assert_eq(cpu_device_ops()->open(&(struct device_config){.n_threads = 1}, &m.device), 0);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         struct model_workspace ws;
         struct device_memory_stats stats;
         size_t n = (size_t)sizes[i];
-        cr_assert_eq(model_workspace_init(&ws, &m, sizes[i]), 0);
+        cr_assert_eq(model_workspace_init(&ws, &m, sizes[i], 0), 0);
         cpu_device_ops()->memory_stats(m.device, &stats);
-        cr_expect_geq(stats.now[MEM_WORKSPACE], model_workspace_bytes(&m.config, sizes[i]));
-        cr_expect_eq(ws.bytes, model_workspace_bytes(&m.config, sizes[i]));
+        cr_expect_geq(stats.now[MEM_WORKSPACE], model_workspace_bytes(m.ops, &m.config, sizes[i], 0));
+        cr_expect_eq(ws.bytes, model_workspace_bytes(m.ops, &m.config, sizes[i], 0));
         const char *end = (char *)ws.memory + ws.bytes;
         cr_expect((char *)(ws.v + n * 128) <= end && (char *)(ws.up + (size_t)ws.mlp_rows * 700) <= end);
-        cr_expect(ws.q >= ws.attn_out + n * 256 && ws.gate >= ws.norm + n * 256);
+        cr_expect(ws.q >= (float *)ws.attn_out + n * 256 && ws.gate >= (float *)ws.norm + n * 256);
         cr_expect(ws.k >= ws.q + n * 256 && ws.v >= ws.k + n * 128 && ws.up >= ws.gate + (size_t)ws.mlp_rows * 700);
         model_workspace_fini(&ws, &m);
     }
     struct model_workspace ws;
-    cr_expect_eq(model_workspace_init(&ws, &m, 0), -EINVAL);
+    cr_expect_eq(model_workspace_init(&ws, &m, 0, 0), -EINVAL);
     cpu_device_ops()->close(m.device);
 }
 
@@ -263,6 +264,41 @@ static void open_random(const struct opened *o, uint64_t seed, struct model **re
     cr_assert_geq(model_config_from_json(tiny_qwen2, sizeof(tiny_qwen2) - 1, NULL, 0, &config, &err), 0, "%s", err.text);
     const struct model_open_params p = {.random = &config, .random_seed = seed, .dev = cpu_device_ops(), .ops = cpu_kernel_ops(), .device = o->device, .stream = o->stream};
     cr_assert_geq(model_open(&p, ret_model, &err), 0, "%s", err.text);
+}
+
+/* A product's element is the same whatever else is computed with it, so lots of rows, of columns, and both are as good as all at once. */
+Test(model_weights, mlp_in_lots_of_rows_and_columns_gives_the_same_bits)
+{
+    enum { N = 5, DIM_ = 64 };
+    static const struct { size_t rows, outputs; } lots[] = {{N, SIZE_MAX}, {2, SIZE_MAX}, {N, N * 70}, {2, 2 * 32 + 1}, {3, 1}};
+    struct opened o = {0};
+    struct model *m;
+    float expected[N * DIM_], x[N * DIM_];
+    cr_assert_eq(cpu_device_ops()->open(&(struct device_config){.n_threads = 1}, &o.device), 0);
+    cr_assert_eq(cpu_device_ops()->stream_create(o.device, &o.stream), 0);
+    open_random(&o, 5, &m);
+    for (size_t i = 0; i < sizeof(lots) / sizeof(lots[0]); i++) {
+        struct kernel_ops ops = *cpu_kernel_ops();
+        struct model_workspace ws;
+        ops.matmul_rows = lots[i].rows, ops.matmul_outputs = lots[i].outputs;
+        m->ops = &ops;
+        cr_assert_eq(model_workspace_init(&ws, m, N, 100), 0);
+        cr_expect_eq(ws.bytes, model_workspace_bytes(&ops, &m->config, N, 100));
+        cr_expect((char *)ws.shared >= (char *)(ws.v + N * 32) && (char *)ws.shared + 100 <= (char *)ws.memory + ws.bytes);
+        cr_expect((char *)(ws.up + ws.lot) <= (char *)ws.memory + ws.bytes);
+        for (int j = 0; j < N * DIM_; j++) {
+            x[j] = sinf((float)j);
+            ((float *)ws.attn_out)[j] = cosf((float)j);
+        }
+        cr_assert_eq(model_layer_out(m, 0, x, N, &ws), 0);
+        if (i == 0)
+            memcpy(expected, x, sizeof(x));
+        cr_expect_arr_eq(x, expected, sizeof(x), "rows %zu, outputs %zu", lots[i].rows, lots[i].outputs);
+        model_workspace_fini(&ws, m);
+    }
+    model_close(m);
+    cpu_device_ops()->stream_free(o.stream);
+    cpu_device_ops()->close(o.device);
 }
 
 Test(model_weights, random_weights_are_whole_finite_and_of_their_seed)
@@ -280,7 +316,7 @@ Test(model_weights, random_weights_are_whole_finite_and_of_their_seed)
     cr_expect_not_null(m[0]->weights.layers[1].k.bias);
     cr_expect_null(m[0]->weights.layers[1].o.bias);
     cr_expect_neq(m[0]->weights.head.packed, m[0]->weights.embedding.packed);
-    cr_assert_eq(model_workspace_init(&ws, m[0], 1), 0);
+    cr_assert_eq(model_workspace_init(&ws, m[0], 1, 0), 0);
     cr_assert_eq(model_embed(m[0], &(int32_t){299}, 1, x), 0);
     cr_assert_eq(model_logits(m[0], x, 1, &ws, logits), 0);
     double squares = 0;

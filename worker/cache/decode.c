@@ -47,7 +47,7 @@ static void fill_item(struct engine *e, const struct sequence *s, int layer, int
 
     *item = (struct attn_decode_item){
         .q = e->ws.q + q,
-        .out = e->ws.attn_out + q,
+        .out = matmul_input_at(e->model->ops, e->ws.attn_out, q),
         .rows = {{.k = rows.kept_k + first, .v = rows.kept_v + first, .n = kept.n, .positions = positions},
                  {.k = rows.recent_k + recent, .v = rows.recent_v + recent, .n = s->n_tokens + 1 - s->recent_first, .pos0 = s->recent_first}},
         .slow = slow_tier_pages(s, layer, kv_head),

@@ -154,7 +154,7 @@ static void size_engine(struct engine *engine)
     s->rope_floats = line_floats((int64_t)engine->n_max * m->config.head_dim);
     s->logits_floats = line_floats((int64_t)engine->n_logit_rows * m->config.n_vocab);
     s->scratch = (s->hidden_floats + s->rope_floats + s->logits_floats) * sizeof(float);
-    s->activations = model_workspace_bytes(&m->config, engine->n_max);
+    s->activations = model_workspace_bytes(m->ops, &m->config, engine->n_max, 0);
     s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
     s->ops = m->ops->scratch_bytes(m->stream, &bounds);
     if (!engine->config.eager_steps && !model_is_sharded(&m->config)) /* ranks wait for one another within a step */
@@ -184,7 +184,7 @@ static int alloc_device(struct engine *engine)
 {
     const struct engine_sizes *s = &engine->sizes;
     const struct model *m = engine->model;
-    int r = model_workspace_init(&engine->ws, m, engine->n_max);
+    int r = model_workspace_init(&engine->ws, m, engine->n_max, 0);
     if (r >= 0)
         r = key_bias_tables_init(&engine->bias, m, engine->config.max_context);
     if (r >= 0)

@@ -1,6 +1,7 @@
 /* A dense decoder-only transformer in pieces: the caller owns hidden states, positions, caches and attention, and drives one layer after the other.
  * That is what lets the engine run layer-major. Every call comes from the thread that owns the device and is asynchronous on the model's stream (CPU: done on
- * return). All activations are fp32, row-major. Each output row depends on its own input row alone, whatever n is.
+ * return). Activations are fp32, row-major, but for what products read, which has the backend's
+ * input type (kernel_ops.input_bytes). Each output row depends on its own input row alone, whatever n is.
  *
  *     model_embed(m, ids, n, x);
  *     model_rope_table(m, positions, n, table);
@@ -72,23 +73,26 @@ void model_fingerprint(const struct model *model, enum kv_format format, int tp_
 /* What all ranks of one model have in common, and no other model has. */
 void model_family(const struct model *model, uint8_t ret_family[FINGERPRINT_BYTES]);
 
-/* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v with gate, up. */
+/* Activations of up to n_max tokens in one piece of MEM_WORKSPACE. Buffers share memory where their lives do not meet: `norm` with `attn_out`; q, k, v and `shared` with mid, gate and up. */
 struct model_workspace {
     void *memory;
     size_t bytes;
     int n_max;
     int mlp_rows;    /* tokens that the MLP takes at a time */
-    float *norm;     /* [n_max, dim] */
+    int64_t lot;     /* floats of gate, and of up */
+    void *norm;      /* [n_max, dim] of the input type */
     float *q;        /* [n_max, n_heads, head_dim]: valid from model_layer_qkv to model_layer_out, which overwrites it */
     float *k, *v;    /* [n_max, n_kv_heads, head_dim]: scratch of model_layer_qkv */
-    float *attn_out; /* [n_max, n_heads, head_dim]: written by the caller between the two */
-    float *gate, *up; /* [mlp_rows, ffn_dim]: scratch of model_layer_out */
+    void *attn_out;  /* [n_max, n_heads, head_dim] of the input type: written by the caller between the two */
+    void *shared;    /* the caller's, as many bytes as it asked for: model_layer_out overwrites it */
+    void *mid;       /* [mlp_rows, ffn_dim] of the input type, silu(gate) * up: scratch of model_layer_out; may be gate */
+    float *gate, *up; /* [lot]: as many columns of each as there is room for; likewise */
 };
 
-/* Bytes that model_workspace_init takes from the arena; from the configuration alone, for plans. n_max >= 1. */
-size_t model_workspace_bytes(const struct model_config *config, int n_max);
+/* Bytes that model_workspace_init takes from the arena; from the configuration alone, for plans. n_max >= 1; `shared`: bytes of ws->shared. */
+size_t model_workspace_bytes(const struct kernel_ops *ops, const struct model_config *config, int n_max, size_t shared);
 /* -EINVAL (n_max), -ENOMEM. */
-int model_workspace_init(struct model_workspace *ws, const struct model *model, int n_max);
+int model_workspace_init(struct model_workspace *ws, const struct model *model, int n_max, size_t shared);
 void model_workspace_fini(struct model_workspace *ws, const struct model *model); /* a zeroed struct is fine */
 
 /* x[i] = embedding of ids[i]; [n, dim]. -EINVAL for an id outside 0..n_vocab-1. */

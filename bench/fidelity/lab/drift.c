@@ -70,7 +70,7 @@ static int compare_positions(const struct lab_context *a, const struct lab_conte
 
 static int batch_init(const struct model *m, struct batch *batch)
 {
-    int r = model_workspace_init(&batch->ws, m, 2 * BATCH);
+    int r = model_workspace_init(&batch->ws, m, 2 * BATCH, 0);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, (size_t)m->config.dim * 2 * BATCH * sizeof(float), (void **)&batch->x);
     if (r >= 0)

@@ -67,7 +67,7 @@ static int compare_with(struct engine *engine, const struct lab_context *c, cons
 
 static int head_init(const struct model *m, struct head *head)
 {
-    int r = model_workspace_init(&head->ws, m, 1);
+    int r = model_workspace_init(&head->ws, m, 1, 0);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, (size_t)m->config.n_vocab * sizeof(float), (void **)&head->logits);
     return r;

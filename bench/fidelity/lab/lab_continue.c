@@ -44,7 +44,7 @@ static int init(struct continuation *s)
 {
     const struct model_config *c = &s->m->config;
     const size_t n = (size_t)s->c->n, kv = (size_t)c->n_kv_heads * n * (size_t)c->head_dim * sizeof(bf16_t);
-    int r = model_workspace_init(&s->ws, s->m, s->c->n > LOGIT_ROWS ? s->c->n : LOGIT_ROWS);
+    int r = model_workspace_init(&s->ws, s->m, s->c->n > LOGIT_ROWS ? s->c->n : LOGIT_ROWS, 0);
     if (r < 0 || (r = take(s->m, n * (size_t)c->dim * sizeof(float), &s->x)) < 0 || (r = take(s->m, n * (size_t)c->head_dim * sizeof(float), &s->rope)) < 0 ||
         (r = take(s->m, (size_t)LOGIT_ROWS * (size_t)c->n_vocab * sizeof(float), &s->logits)) < 0 || (r = take(s->m, kv, &s->k)) < 0 || (r = take(s->m, kv, &s->v)) < 0)
         return r;

@@ -78,7 +78,7 @@ static int attend(struct prefill *s, int layer, int n, int row0)
     for (int i = 0, end; r >= 0 && i < n; i = end) {
         const int left = BLOCK_TOKENS - (row0 + i) % BLOCK_TOKENS;
         end = i + left < n ? i + left : n;
-        r = lab_attend_causal(s->m, s->ws.q + i * q_dim, end - i, row0 + i, rows.k, rows.v, rows.head_stride, s->ws.attn_out + i * q_dim);
+        r = lab_attend_causal(s->m, s->ws.q + i * q_dim, end - i, row0 + i, rows.k, rows.v, rows.head_stride, (float *)s->ws.attn_out + i * q_dim);
         if (r >= 0 && end - i == left)
             r = code_block(s, layer, (row0 + i) / BLOCK_TOKENS);
     }
@@ -237,7 +237,7 @@ static int init(struct prefill *s)
     if (r >= 0 && (!positions || !s->dst))
         r = -ENOMEM;
     if (r >= 0)
-        r = model_workspace_init(&s->ws, s->m, s->p->chunk);
+        r = model_workspace_init(&s->ws, s->m, s->p->chunk, 0);
     if (r >= 0)
         r = take(s->m, MEM_WORKSPACE, (size_t)n * (size_t)c->head_dim * sizeof(float), &s->rope);
     if (r >= 0)

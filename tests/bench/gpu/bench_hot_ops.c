@@ -20,7 +20,8 @@ struct hot {
     double copy_rate, product_rate; /* the ceilings: bytes and operations a second; 0: not measured */
     /* What the ops read and write. */
     struct weight product;            /* [PRODUCT, PRODUCT] */
-    float *q, *out, *x, *y;
+    float *q, *y;
+    void *out, *x;
     bf16_t *k, *v, *own_k, *own_v;
     int32_t *bad;
     uint8_t *extents;
@@ -218,7 +219,7 @@ static int call_attend(struct hot *h, int rows, int n_subpages, int fetch_pages)
         const int head = i % h->n_kv_heads;
         const int64_t first = ((int64_t)head * h->n_keys + (int64_t)(i / h->n_kv_heads) * ROWS % (h->n_keys - ROWS + 1)) * h->d;
         h->items[i] = (struct attn_decode_item){
-            .q = h->q + (int64_t)i * group * h->d, .out = h->out + (int64_t)i * group * h->d, .rows = {{.k = h->k + first, .v = h->v + first, .n = rows}},
+            .q = h->q + (int64_t)i * group * h->d, .out = matmul_input_at(h->b->ops, h->out, (int64_t)i * group * h->d), .rows = {{.k = h->k + first, .v = h->v + first, .n = rows}},
             .slow = {.blocks = h->table, .masks = h->masks, .n_subpages = n_subpages, .n_pages = n_subpages, .kv_head = head}, .fetch_pages = fetch_pages};
     }
     struct attn_decode_params p = {.items = h->items, .n_items = SEQUENCES * h->n_kv_heads, .layout = &h->layout, .group = group, .head_dim = h->d,
@@ -265,7 +266,7 @@ static int make_inputs(struct hot *h)
     int r = 0;
     h->q = random_room(h, queries, false, &r);
     h->out = room(h, queries, &r);
-    h->x = random_room(h, x, false, &r);
+    h->x = random_room(h, x, h->b->ops->input_bytes == sizeof(bf16_t), &r);
     h->y = random_room(h, y, false, &r);
     h->k = random_room(h, kv_bytes(h), true, &r);
     h->v = random_room(h, kv_bytes(h), true, &r);
