@@ -307,7 +307,7 @@ struct op_bounds {
     int n_pages, fetch_pages; /*  sub-pages of an item, and fetched ones */
     enum page_scorer scorer;
     bool fetch_blocks;
-    int64_t n_keys;          /* window_scores, attn_prefill */
+    int64_t n_keys;          /* window_scores, keydiff_scores, attn_prefill */
     int n_queries;           /* attn_prefill */
     int n_window;            /* window_scores */
     int n_bias_pairs;        /* most marked pairs of a KV head */
@@ -365,7 +365,7 @@ struct kernel_ops {
     int (*page_cache_fetch)(struct device_page_cache *cache, const struct fetch_page *pages, int n, const uint8_t **ret_pages);
 
     /* Most bytes of MEM_WORKSPACE that an op holds during one call within the bounds (ops run one at a time), beside the device's fixed_bytes: from the stream's scratch
-     * (device_ops.stream_scratch), else from the arena. Pure. */
+     * (device_ops.stream_scratch), else from the arena. With bounds of 0 what remains is what products take. Pure. */
     size_t (*scratch_bytes)(struct stream *s, const struct op_bounds *bounds);
 
     /* Bytes of device memory that the small arguments of one decode step take at most: embed, rope_table, and qkv_finish and attn_decode in each of n_layers (device_ops.steps_open). 0: the

@@ -84,9 +84,8 @@ static void device_close(struct device *device)
     cudnn_attention_close(device->cudnn);
     if (device->blas)
         cublasDestroy(device->blas);
-    if (device->fixed_event)
-        cudaEventDestroy(device->fixed_event);
-    cuda_arena_free(&device->arena, device->fixed_scratch);
+    if (device->blas_event)
+        cudaEventDestroy(device->blas_event);
     cuda_arena_free(&device->arena, device->blas_workspace);
     for (int i = 0; i < CUDA_MAX_REGISTERED; i++)
         ASSERT(!device->registered[i].base);
@@ -122,11 +121,9 @@ static int device_init(struct device *device)
     if (r == 0 && device->properties.major < 8)
         r = -ENODEV; /* bf16 tensor cores and cp.async came with sm_80 */
     if (r == 0)
-        r = cuda_arena_alloc(&device->arena, MEM_WORKSPACE, CUDA_FIXED_SCRATCH_BYTES, &device->fixed_scratch);
-    if (r == 0)
         r = cuda_arena_alloc(&device->arena, MEM_WORKSPACE, CUDA_BLAS_WORKSPACE_BYTES, &device->blas_workspace);
     if (r == 0)
-        r = cuda_error(cudaEventCreateWithFlags(&device->fixed_event, cudaEventDisableTiming));
+        r = cuda_error(cudaEventCreateWithFlags(&device->blas_event, cudaEventDisableTiming));
     return r < 0 ? r : open_libraries(device);
 }
 
@@ -154,7 +151,7 @@ static void device_properties(const struct device *device, struct device_propert
     const struct cudaDeviceProp *p = &device->properties;
     *ret = (struct device_properties){
         .memory_bytes = device->arena.limit ? device->arena.limit : p->totalGlobalMem,
-        .fixed_bytes = CUDA_FIXED_SCRATCH_BYTES + CUDA_BLAS_WORKSPACE_BYTES,
+        .fixed_bytes = CUDA_BLAS_WORKSPACE_BYTES,
         .library_bytes = device->library_bytes,
         .n_threads = 1,
         .isa = CPU_ISA_AUTO,
@@ -331,8 +328,8 @@ static void stream_free(struct stream *s)
             nccl_forget_stream(s->device->collective, s);
         cudaStreamDestroy(s->cuda);
     }
-    if (s->device->fixed_owner == s)
-        s->device->fixed_owner = NULL;
+    if (s->device->blas_owner == s)
+        s->device->blas_owner = NULL;
     if (s->device->blas_stream == s->cuda)
         s->device->blas_stream = NULL;
     cudaFreeHost(s->args_host);
@@ -508,21 +505,20 @@ int stream_temp_end(struct stream *s, int result)
     return result;
 }
 
-int stream_fixed(struct stream *s, void **ret_memory)
+int stream_take_blas(struct stream *s)
 {
     struct device *device = s->device;
     int r = 0;
-    if (device->fixed_owner && device->fixed_owner != s) {
+    if (device->blas_owner && device->blas_owner != s) {
         r = step_block(s); /* whose it is then changes between two steps of the same record */
         if (r == 0)
-            r = submit_record(device->fixed_owner, device->fixed_event);
+            r = submit_record(device->blas_owner, device->blas_event);
         if (r == 0)
-            r = submit_wait(s, device->fixed_event);
+            r = submit_wait(s, device->blas_event);
     }
     if (r < 0)
         return r;
-    device->fixed_owner = s;
-    *ret_memory = device->fixed_scratch;
+    device->blas_owner = s;
     return 0;
 }
 

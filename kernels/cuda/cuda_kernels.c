@@ -8,12 +8,18 @@
 /* Ops run one at a time: the most that one of them takes. */
 static size_t scratch_bytes(struct stream *s, const struct op_bounds *bounds)
 {
-    const size_t parts[] = {cuda_sample_scratch(bounds), cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds), cuda_attn_prefill_scratch(s, bounds)};
+    const size_t parts[] = {cuda_sample_scratch(bounds), cuda_attn_decode_scratch(bounds), cuda_window_scores_scratch(bounds), cuda_attn_prefill_scratch(s, bounds), cuda_keydiff_scores_scratch(bounds)};
     size_t most = 0;
-    (void)s;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)
         most = parts[i] > most ? parts[i] : most;
-    return most + CUDA_TEMP_ALIGN;
+    return most ? most + CUDA_TEMP_ALIGN : 0;
+}
+
+/* Products expand weights there. */
+static size_t stored_scratch_bytes(struct stream *s, const struct op_bounds *bounds)
+{
+    const size_t others = scratch_bytes(s, bounds), products = CUDA_EXPANDED_BYTES + CUDA_TEMP_ALIGN;
+    return others > products ? others : products;
 }
 
 /* As stream_args rounds them up. */
@@ -34,7 +40,7 @@ const struct kernel_ops *cuda_kernel_ops(void)
     static const struct kernel_ops ops = {
         .input_bytes = sizeof(bf16_t),
         .matmul_rows = 2048, /* cuBLAS on an H200: 641 TFLOP/s at 512, 741 at 2,048 */
-        .matmul_outputs = 3584 << 10, /* 112 tiles of 128 x 256: most of 132 multiprocessors */
+        .matmul_outputs = 132 << 15, /* a tile of 128 x 256 for each multiprocessor of an H100 or H200 */
         .weight_bytes = cuda_weight_bytes,
         .weight_pack = cuda_weight_pack,
         .matmul = cuda_matmul,
@@ -76,6 +82,7 @@ static const struct kernel_ops *stored_kernel_ops(void)
     ops.weight_pack = cuda_stored_weight_pack;
     ops.matmul = cuda_stored_matmul;
     ops.embed = cuda_stored_embed;
+    ops.scratch_bytes = stored_scratch_bytes;
     return &ops;
 }
 

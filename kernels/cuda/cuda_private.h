@@ -13,7 +13,7 @@ extern "C" { /* the project's headers are C */
 enum {
     CUDA_ARGS_BYTES = 8 << 20,            /* of a stream's ring for small host arrays */
     CUDA_ARGS_MAX_BYTES = CUDA_ARGS_BYTES / 4, /* of one of them: so the last three stay intact whatever wraps */
-    CUDA_FIXED_SCRATCH_BYTES = 16 << 20,  /* of the device, for expanded weights */
+    CUDA_EXPANDED_BYTES = 16 << 20,       /* of an op's scratch, for expanded weights */
     CUDA_BLAS_WORKSPACE_BYTES = 32 << 20, /* cuBLAS asks for as much on Hopper; given to it, so that it allocates nothing of its own */
     CUDA_TEMP_ALIGN = 256,
     CUDA_MAX_REGISTERED = 16,
@@ -26,9 +26,9 @@ struct device {
     int ordinal;
     cublasHandle_t blas;
     cudaStream_t blas_stream; /* that the handle has been given, with the workspace; NULL: none */
-    void *fixed_scratch, *blas_workspace;
-    struct stream *fixed_owner;  /* who used fixed_scratch last; NULL: nobody that is still there */
-    cudaEvent_t fixed_event;
+    void *blas_workspace;
+    struct stream *blas_owner;  /* who used it last; NULL: nobody that is still there */
+    cudaEvent_t blas_event;
     pthread_mutex_t registered_lock; /* of the next: another thread registers */
     struct { void *base; size_t bytes; } registered[CUDA_MAX_REGISTERED];
     bool no_batches; /* the driver has no cudaMemcpyBatchAsync */
@@ -86,8 +86,8 @@ int device_wait_event(const struct device *device, cudaEvent_t event);
 int stream_temp(struct stream *s, size_t bytes, void **ret_memory);
 int stream_temp_end(struct stream *s, int result);
 
-/* The device's fixed scratch and cuBLAS' workspace, from now on this stream's: it waits for whoever had them, until another stream asks: then what this one has submitted comes first. */
-int stream_fixed(struct stream *s, void **ret_memory);
+/* cuBLAS' workspace is from now on this stream's: it waits for whoever had it, until another stream asks: then what this one has submitted comes first. */
+int stream_take_blas(struct stream *s);
 
 /* What is left at this address of the piece that it was registered with; SIZE_MAX where it was not. A copy must not cross from one registered piece into the next. */
 size_t device_registered_left(struct device *device, const void *address);
@@ -124,6 +124,7 @@ int cuda_page_summaries(struct stream *s, const struct page_summary_params *p);
 int cuda_window_scores(struct stream *s, const struct window_score_params *p);
 size_t cuda_window_scores_scratch(const struct op_bounds *b);
 int cuda_keydiff_scores(struct stream *s, const struct keydiff_params *p);
+size_t cuda_keydiff_scores_scratch(const struct op_bounds *b);
 int cuda_merge_scores(struct stream *s, const struct score_merge_params *p);
 int cuda_attn_column_sums(struct stream *s, const struct column_sum_params *p);
 size_t cuda_attn_prefill_scratch(const struct stream *s, const struct op_bounds *b);

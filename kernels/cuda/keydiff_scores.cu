@@ -1,7 +1,7 @@
 /* KeyDiff: how far each key points away from the mean direction of all keys of its KV head. u = k / max(|k|, 1e-12); anchor = sum of u, made a unit vector; score = -(u . anchor).
  *
  * Three kernels: sums of u over segments of 1,024 keys (a block of eight warps each, a warp a key, a lane every 32nd dim), the anchor from them, scores. The anchor's sum has a fixed
- * order of its own. Partial sums lie in the device's fixed scratch: -ENOTSUP beyond it. */
+ * order of its own. Partial sums lie in the op's scratch. */
 #include "kernels/cuda/elementwise.cuh"
 #include <errno.h>
 
@@ -85,16 +85,25 @@ __global__ void __launch_bounds__(KEYDIFF_WARPS * 32) keydiff_scores_kernel(cons
         a.p.scores[(int64_t)blockIdx.y * (a.p.last - a.p.first) + i - a.p.first] = -sum;
 }
 
+static size_t parts_bytes(int n_kv_heads, int64_t n_keys, int head_dim)
+{
+    return (size_t)n_kv_heads * (size_t)(ceil_div64(n_keys, KEYDIFF_SEGMENT) + 1) * (size_t)head_dim * sizeof(float);
+}
+
+extern "C" size_t cuda_keydiff_scores_scratch(const struct op_bounds *b)
+{
+    return parts_bytes(b->n_kv_heads, b->n_keys, b->head_dim);
+}
+
 extern "C" int cuda_keydiff_scores(struct stream *s, const struct keydiff_params *p)
 {
     void *scratch;
     if (p->n_kv_heads < 1 || p->first < 0 || p->first >= p->last || p->last > p->n_keys)
         return -EINVAL;
     const int64_t n_segments = ceil_div64(p->n_keys, KEYDIFF_SEGMENT);
-    if (p->head_dim < 16 || p->head_dim > KEYDIFF_MAX_DIM || p->head_dim % 16 != 0 || p->n_kv_heads > 65535 ||
-        p->n_kv_heads * (n_segments + 1) * p->head_dim * (int64_t)sizeof(float) > CUDA_FIXED_SCRATCH_BYTES)
+    if (p->head_dim < 16 || p->head_dim > KEYDIFF_MAX_DIM || p->head_dim % 16 != 0 || p->n_kv_heads > 65535)
         return -ENOTSUP;
-    int r = stream_fixed(s, &scratch);
+    int r = stream_temp(s, parts_bytes(p->n_kv_heads, p->n_keys, p->head_dim), &scratch);
     if (r < 0)
         return r;
     float *parts = (float *)scratch;
@@ -105,5 +114,5 @@ extern "C" int cuda_keydiff_scores(struct stream *s, const struct keydiff_params
         r = LAUNCH(keydiff_anchor_kernel, heads, KEYDIFF_MAX_DIM, 0, s, a);
     if (r == 0)
         r = LAUNCH(keydiff_scores_kernel, dim3((unsigned)ceil_div64(p->last - p->first, KEYDIFF_WARPS), heads), KEYDIFF_WARPS * 32, 0, s, a);
-    return r;
+    return stream_temp_end(s, r);
 }

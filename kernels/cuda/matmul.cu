@@ -1,6 +1,6 @@
 /* y_i = x W_i^T (+ bias) (+ residual): cuBLAS over bf16 operands with fp32 sums. x comes in bf16. A residual that is y itself is summed by the GEMM, another one and the bias by a pass
  * over y (so y + bias comes last there, which is the CPU's sum but for a rounding).
- * Weights kept as the file has them (weight_stored.h) are expanded in lots of rows into the device's fixed scratch, a GEMM each: the same operands, at the price of a pass over the
+ * Weights kept as the file has them (weight_stored.h) are expanded in lots of rows into the op's scratch, a GEMM each: the same operands, at the price of a pass over the
  * weights for every call.
  * cuBLAS chooses its algorithm by shape, so, unlike on the CPU, an output's last bits may depend on the number of rows. */
 #include "kernels/cuda/elementwise.cuh"
@@ -12,7 +12,6 @@ enum { MATMUL_OUTS_MAX = 4 };
 struct matmul_in {
     const bf16_t *x;
     int64_t n, ld;
-    bf16_t *scratch; /* the device's fixed one */
 };
 
 __global__ void matmul_add_kernel(float *y, int64_t n, int64_t n_cols, int64_t ld_y, const float *bias, const float *residual)
@@ -37,16 +36,19 @@ static int gemm(struct stream *s, const struct matmul_in *x, const bf16_t *w, in
 
 static int gemm_stored(struct stream *s, const struct matmul_in *x, const struct weight *w, float add, float *y, int64_t ld_y)
 {
-    const int64_t ld = cuda_weight_ld(w->n_cols), lot = CUDA_FIXED_SCRATCH_BYTES / (ld * (int64_t)sizeof(bf16_t));
-    int r = lot > 0 ? 0 : -ENOTSUP;
+    const int64_t ld = cuda_weight_ld(w->n_cols), lot = CUDA_EXPANDED_BYTES / (ld * (int64_t)sizeof(bf16_t));
+    void *expanded;
+    int r = lot > 0 ? stream_temp(s, CUDA_EXPANDED_BYTES, &expanded) : -ENOTSUP;
+    if (r < 0)
+        return r;
     for (int64_t row = 0; r == 0 && row < w->n_rows; row += lot) {
         const int64_t rows = w->n_rows - row < lot ? w->n_rows - row : lot;
         const uint8_t *src = (const uint8_t *)w->packed + cuda_stored_weight_bytes(w->dtype, row, w->n_cols);
-        r = cuda_weight_expand(s, w->dtype, src, rows, w->n_cols, x->scratch);
+        r = cuda_weight_expand(s, w->dtype, src, rows, w->n_cols, (bf16_t *)expanded);
         if (r == 0)
-            r = gemm(s, x, x->scratch, rows, w->n_cols, add, y + row, ld_y);
+            r = gemm(s, x, (const bf16_t *)expanded, rows, w->n_cols, add, y + row, ld_y);
     }
-    return r;
+    return stream_temp_end(s, r);
 }
 
 static int matmul_one(struct stream *s, const struct matmul_in *x, const struct matmul_out *out, bool stored)
@@ -76,14 +78,11 @@ static int check(int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_o
 
 static int matmul(struct stream *s, const void *inputs, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs, bool stored)
 {
-    void *scratch;
+    const struct matmul_in x = {(const bf16_t *)inputs, n, ld_x};
     int r = check(n, ld_x, outs, n_outs);
     if (r < 0 || n == 0)
         return r;
-    r = stream_fixed(s, &scratch); /* the library's workspace is one for all streams, too */
-    if (r < 0)
-        return r;
-    const struct matmul_in x = {(const bf16_t *)inputs, n, ld_x, (bf16_t *)scratch};
+    r = stream_take_blas(s);
     for (int i = 0; r == 0 && i < n_outs; i++)
         r = matmul_one(s, &x, &outs[i], stored);
     return r;

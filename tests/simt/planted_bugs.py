@@ -52,7 +52,6 @@ BUGS = [Bug(*fields) for fields in [
     ("decode rows: weights of a part run into those of the next", "decode_fetch", "attn_decode.cuh", "attn_decode.cu", "a.group * DECODE_PART_ROW;", "a.group * a.head_dim;"),
     ("decode rows: a head gets the weights of the one before", "decode_fetch", "attn_decode_rows.cuh", "attn_decode.cu", "{ weight = memory; }", "{ weight = (&memory)[-8]; }"),
     ("streams do not wait for events", "device", "cuda_device.c", "cuda_device.c", "return submit_wait(stream, event->cuda);", "return 0;"),
-    ("matmul: two streams share the scratch", "matmul", "cuda_device.c", "cuda_device.c", "r = submit_wait(s, device->fixed_event);", "r = 0;"),
     ("scratch of the arena is freed while it is used", "decode", "cuda_device.c", "cuda_device.c", "int r = stream_wait_idle(s);\n        cuda_arena_free", "int r = 0;\n        cuda_arena_free"),
     ("embed: the kernel gets the host's ids", "matmul", "embed.cu", "embed.cu", "(const int32_t *)ids_device", "ids"),
     ("steps: arguments are written before they were sent", "steps", "step.c", "step.c", "const int r = device_wait_event(s->device, step->args_sent);", "const int r = 0;"),

@@ -25,7 +25,7 @@ BUGS = [Bug(*fields) for fields in [
     ("radix: what is left is overwritten while lanes read it", "select", "radix_select.cuh", "topk.cu", f"unsigned left = r->left;\n    {SYNCWARP}", "unsigned left = r->left;"),
     ("radix: every lane writes its warp's counts", "select", "radix_select.cuh", "topk.cu", "if (lane == 0) {\n            r->warp_greater", "{\n            r->warp_greater"),
     ("columns: sums are written again while they are read", "scores", "attn_columns.cuh", "window_scores.cu", f"{SYNC} /* sums may be written again */", ""),
-    ("matmul: two streams share the scratch", "matmul", "cuda_device.c", "cuda_device.c", "r = submit_wait(s, device->fixed_event);", "r = 0;"),
+    ("matmul: two streams share the library's workspace", "matmul", "cuda_device.c", "cuda_device.c", "r = submit_wait(s, device->blas_event);", "r = 0;"),
 ]]
 
 

@@ -2,6 +2,8 @@
  * logits are close, not equal. */
 #include "tests/simt/simt.h"
 #include "tests/unit/engine_fixture.h"
+#include "worker/cache/memory_plan.h"
+#include "worker/model/known_models.h"
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -111,4 +113,26 @@ Test(engine_emulated, prefixes_by_cudnn)
     cr_expect_eq(libraries, 0);
     cr_expect(memcmp(actual, without, sizeof(float) * ROWS * TINY_VOCAB) != 0, "cuDNN was not used");
     free(expected), free(actual), free(without);
+}
+
+/* The goal for one prompt of 131,072 tokens at a budget of 4,096: 1.17 GiB of device memory beside the weights, the key index and what libraries take for themselves. */
+Test(engine_emulated, long_prompt_is_planned_within_the_goal)
+{
+    const struct kernel_backend *backend = tidepool_cuda_backend();
+    struct model_config model;
+    struct memory_plan plan;
+    struct error err = {""};
+    struct memory_plan_params params = {.model = &model, .dev = backend->device, .ops = backend->ops, .engine = fixture_config(), .n_prompt = 130560, .max_new = 512, .pool = true};
+    struct engine_config *config = &params.engine;
+    config->budget = 4096, config->recent = 128, config->fetch = 512, config->chunk = 1024;
+    config->bridge = BRIDGE_HOST;
+    config->max_context = params.n_prompt + params.max_new;
+    cr_assert_eq(known_model_config("Llama-3.1-8B", &model, &err), 0, "%s", err.text);
+    cr_assert_eq(backend->device->open(&(struct device_config){.n_threads = 1}, &params.device), 0);
+    cr_assert_eq(backend->device->stream_create(params.device, &params.stream), 0);
+    cr_assert_geq(memory_plan_init(&params, &plan, &err), 0, "%s", err.text);
+    const size_t bytes = plan.peak_total - plan.prefill[MEM_INDEX] - plan.prefill[MEM_LIBRARIES];
+    cr_expect_leq(bytes, (size_t)(1.17 * 1024 * 1024 * 1024), "%.1f MiB", (double)bytes / (1 << 20));
+    backend->device->stream_free(params.stream);
+    backend->device->close(params.device);
 }

@@ -4,13 +4,21 @@
 
 static const size_t extent_bytes_least = (size_t)64 << 20; /* where there is enough for several: of less, an allocation each is not worth it */
 
+/* Staging is for what finds no slot, and there are slots wherever memory is left: a quarter of what a step asks for takes four rounds where there are none. */
+static int staged_pages(int64_t n_pages)
+{
+    enum { LEAST = 256 };
+    const int64_t n = n_pages / 4 < LEAST ? LEAST : n_pages / 4;
+    return n < DEVICE_PAGE_STAGED_MAX ? (int)n : DEVICE_PAGE_STAGED_MAX;
+}
+
 static struct device_page_cache_config cache_config(const struct engine *e, size_t extent_bytes)
 {
     const int n_items = e->config.max_batch * e->model->config.n_kv_heads, all = e->config.max_context / SUBPAGE_TOKENS + 1;
     const int fetch = e->fetch_pages < all ? e->fetch_pages : all, per_item = (fetch + 15) / 16 * 16; /* attn_decode looks up 16 pages of an item at a time */
     const int64_t n_pages = (int64_t)n_items * per_item;
     return (struct device_page_cache_config){
-        .layout = &e->layout, .n_pages = n_pages < DEVICE_PAGE_CALL_MAX ? (int)n_pages : DEVICE_PAGE_CALL_MAX, .extent_bytes = extent_bytes};
+        .layout = &e->layout, .n_pages = n_pages < DEVICE_PAGE_CALL_MAX ? (int)n_pages : DEVICE_PAGE_CALL_MAX, .n_staged = staged_pages(n_pages), .extent_bytes = extent_bytes};
 }
 
 size_t device_pages_bytes(const struct engine *e)

@@ -141,6 +141,27 @@ static void size_index(const struct engine *engine, struct engine_sizes *s)
     s->index_pieces = n < 1 ? 1 : n < DEVICE_SLAB_PIECES_MAX ? (int)n : DEVICE_SLAB_PIECES_MAX;
 }
 
+/* What the MLP's memory has room for while it is not at work. A chunk's own rows are done with when the layer's attention is, logits come after the last layer, and a selector when all chunks of
+ * a layer are done: one place for the three. */
+static void size_shared(const struct engine *engine, struct engine_sizes *s)
+{
+    const struct model *m = engine->model;
+    const struct op_bounds products = {0};
+    struct sequence_plan longest;
+    sequence_plan_init(engine, engine->config.max_context, 0, &longest);
+    s->selector = longest.selector_bytes;
+    s->shared = s->logits_floats * sizeof(float);
+    if (s->shared < s->own)
+        s->shared = s->own;
+    if (s->shared < s->selector)
+        s->shared = s->selector;
+    s->ops_apart = m->ops->scratch_bytes(m->stream, &products) > 0;
+    s->shared_ops = s->shared;
+    if (!s->ops_apart)
+        s->shared += s->ops;
+    s->activations = model_workspace_bytes(m->ops, &m->config, engine->n_max, s->shared);
+}
+
 static void size_engine(struct engine *engine)
 {
     const struct model *m = engine->model;
@@ -153,8 +174,7 @@ static void size_engine(struct engine *engine)
     s->hidden_floats = line_floats((int64_t)engine->config.max_batch * m->config.dim);
     s->rope_floats = line_floats((int64_t)engine->n_max * m->config.head_dim);
     s->logits_floats = line_floats((int64_t)engine->n_logit_rows * m->config.n_vocab);
-    s->scratch = (s->hidden_floats + s->rope_floats + s->logits_floats) * sizeof(float);
-    s->activations = model_workspace_bytes(m->ops, &m->config, engine->n_max, 0);
+    s->scratch = (s->hidden_floats + s->rope_floats) * sizeof(float);
     s->bias = key_bias_tables_bytes(&m->config, engine->config.max_context);
     s->ops = m->ops->scratch_bytes(m->stream, &bounds);
     if (!engine->config.eager_steps && !model_is_sharded(&m->config)) /* ranks wait for one another within a step */
@@ -177,19 +197,20 @@ static void size_engine(struct engine *engine)
         size_loads(engine, s);
     }
     engine->bridge = properties.host_memory || engine->config.order == PREFILL_CHUNK_MAJOR ? BRIDGE_DEVICE : engine->config.bridge;
-    engine->fixed_bytes = properties.fixed_bytes + s->libraries + s->scratch + s->activations + s->bias + s->ops + s->step + s->counts + s->own + s->staging + s->pages + s->collective;
+    size_shared(engine, s);
+    engine->fixed_bytes = properties.fixed_bytes + s->libraries + s->scratch + s->activations + s->bias + (s->ops_apart ? s->ops : 0) + s->step + s->counts + s->staging + s->pages + s->collective;
 }
 
 static int alloc_device(struct engine *engine)
 {
     const struct engine_sizes *s = &engine->sizes;
     const struct model *m = engine->model;
-    int r = model_workspace_init(&engine->ws, m, engine->n_max, 0);
+    int r = model_workspace_init(&engine->ws, m, engine->n_max, s->shared);
     if (r >= 0)
         r = key_bias_tables_init(&engine->bias, m, engine->config.max_context);
     if (r >= 0)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->scratch, &engine->scratch);
-    if (r >= 0)
+    if (r >= 0 && s->ops_apart)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->ops, &engine->op_scratch);
     if (r >= 0 && s->step)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->step, &engine->step_args);
@@ -197,8 +218,6 @@ static int alloc_device(struct engine *engine)
         r = m->dev->steps_open(m->stream, engine->step_args, s->step);
     if (r >= 0 && s->counts)
         r = m->dev->alloc(m->device, MEM_WORKSPACE, s->counts, (void **)&engine->counts);
-    if (r >= 0 && s->own)
-        r = m->dev->alloc(m->device, MEM_WORKSPACE, s->own, (void **)&engine->own);
     if (r >= 0 && s->staging)
         r = slice_staging_open(engine);
     if (r >= 0 && s->staging)
@@ -213,10 +232,11 @@ static int alloc_device(struct engine *engine)
         r = device_slabs_create(m->dev, m->device, MEM_STAGING, round64(engine->layout.block_bytes[0]), 1, EXTENT_SPARES, &engine->extents);
     if (r < 0)
         return r;
-    m->dev->stream_scratch(m->stream, engine->op_scratch, s->ops);
+    m->dev->stream_scratch(m->stream, s->ops_apart ? engine->op_scratch : (char *)engine->ws.shared + s->shared_ops, s->ops);
+    engine->own = s->own ? engine->ws.shared : NULL;
+    engine->logits = engine->ws.shared;
     engine->hidden = engine->scratch;
     engine->rope = engine->hidden + s->hidden_floats;
-    engine->logits = engine->rope + s->rope_floats;
     return 0;
 }
 
@@ -379,14 +399,13 @@ void engine_free(struct engine *engine)
     free(engine->dst);
     device_slabs_free(engine->extents);
     device_blocks_free(engine->device_blocks);
-    if (engine->op_scratch)
+    if (engine->ws.memory)
         m->dev->stream_scratch(m->stream, NULL, 0);
     block_writes_close(engine);
     m->dev->stream_free(engine->out);
     m->dev->stream_free(engine->in);
     slice_staging_close(engine);
     m->dev->free(m->device, engine->counts);
-    m->dev->free(m->device, engine->own);
     m->dev->free(m->device, engine->step_args);
     m->dev->free(m->device, engine->op_scratch);
     m->dev->free(m->device, engine->scratch);

@@ -22,7 +22,7 @@ struct scorer_ops;
 
 enum prefill_values { PREFILL_CONSISTENT, PREFILL_EXACT };       /* attend earlier blocks as the pool holds them, or unquantized */
 enum prefill_order { PREFILL_LAYER_MAJOR, PREFILL_CHUNK_MAJOR }; /* chunk-major keeps every layer's KV: the baseline to measure against */
-/* Where a prompt's hidden states wait between two layers. Host: in pinned memory, and on the device three chunks of them at any length. Auto: on the device when the request fits there as it is
+/* Where a prompt's hidden states wait between two layers. Host: in pinned memory, and on the device two chunks of them at any length. Auto: on the device when the request fits there as it is
  * admitted, beside what runs, and otherwise on the host. The choice changes nothing that is computed, and there is none (device) where the device's memory is the host's, and with chunk-major order,
  * which has one chunk of them anyway. */
 enum bridge_place { BRIDGE_DEVICE, BRIDGE_HOST, BRIDGE_AUTO };

@@ -29,7 +29,7 @@ struct sequence_plan {
     int active_rows;              /* positions that one KV head of it has room for, >= n_prompt */
     bool bridge_on_host;          /* sequence_plan_choose decides these two */
     bool stage_loads;             /* cached blocks come in by copies while the layer before is computed */
-    size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, scratch_bytes, indices_bytes, logits_bytes, bad_bytes;
+    size_t fast_bytes, kept_bytes, table_bytes, masks_bytes, summaries_bytes, active_kv_bytes, window_bytes, columns_bytes, selector_bytes, indices_bytes, logits_bytes, bad_bytes;
     size_t block_bytes[2];        /* staging of one private block; [1]: of block 0 */
 };
 
@@ -59,7 +59,7 @@ size_t engine_index_bytes(const struct engine *engine, int n);
 /* Staging of blocks first..last-1 when they are private. */
 size_t sequence_plan_staging_bytes(const struct sequence_plan *plan, int first, int last);
 /* The pieces of device memory that a sequence allocates at admission, when n_new of its tokens have to be computed; 0 bytes: none. Private blocks apart. */
-enum { PIECE_FAST, PIECE_KEPT, PIECE_TABLE, PIECE_MASKS, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_BAD, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_SCRATCH, PIECE_INDICES, PIECE_COUNT };
+enum { PIECE_FAST, PIECE_KEPT, PIECE_TABLE, PIECE_MASKS, PIECE_SUMMARIES, PIECE_LOGITS, PIECE_BAD, PIECE_ACTIVE_KV, PIECE_BRIDGE, PIECE_LOADS, PIECE_WINDOW, PIECE_COLUMNS, PIECE_INDICES, PIECE_COUNT };
 struct sequence_piece {
     enum mem_tag tag;
     size_t bytes;
@@ -88,11 +88,15 @@ size_t engine_spare_bytes(const struct engine *engine);
 void engine_trim(struct engine *engine);
 
 /* ---- engine (engine.c) ---- */
-/* What the engine holds under MEM_WORKSPACE and MEM_STAGING, in bytes, but for the floats of the scratch's three parts. */
+/* What the engine holds under MEM_WORKSPACE and MEM_STAGING, in bytes, but for floats. */
 struct engine_sizes {
     size_t hidden_floats, rope_floats, logits_floats;
-    size_t scratch;     /* those three */
-    size_t activations; /* model_workspace */
+    size_t scratch;     /* the first two of them */
+    size_t activations; /* model_workspace, with what is shared: */
+    size_t shared;      /* own, logits and a selector's scratch in one place; behind it, at shared_ops, the ops' scratch, unless products need some */
+    size_t shared_ops;
+    bool ops_apart;
+    size_t selector;    /* the most that selecting takes */
     size_t bias;        /* key_bias_tables */
     size_t ops;         /* what an op takes for the time of its call */
     size_t own;         /* exact K and V of a chunk; 0 with exact values */
@@ -168,13 +172,13 @@ struct engine {
     const struct selector_ranks *ranks; /* selector_ranks, where there are several; else NULL */
     struct selector_ranks selector_ranks;
     struct key_bias_tables bias;  /* what ops need of key biases, for every position of a context */
-    void *op_scratch;             /* the stream's */
+    void *op_scratch;             /* the stream's; a piece of its own only where products need it (sizes.ops_apart) */
     void *step_args;              /* [sizes.step] or NULL */
     bf16_t *own;                  /* [k, v][n_kv_heads, own_rows, head_dim]: a chunk's keys and values as computed, from the start of its first block on; NULL with exact values */
     struct slice_staging staging; /* one layer's slices of a chunk's blocks each half */
     struct block_writes writes;
     uint8_t *compare;             /* host: [sizes.compare], or NULL */
-    void *scratch;                /* one piece of MEM_WORKSPACE for the next three */
+    void *scratch;                /* one piece of MEM_WORKSPACE for hidden states and RoPE */
     float *hidden;                /* [max_batch, dim] of a decode step */
     float *rope;                  /* [n_max, head_dim / 2, 2] */
     int rope_first, rope_n;       /* consecutive positions that the table is for; rope_n 0: others */
@@ -380,7 +384,7 @@ void answer_blocks_trim(struct sequence *seq, int n_restorable);
 int answer_blocks_restore(struct sequence *seq);
 
 /* ---- bridge (bridge.c): hidden states between layers ---- */
-enum { BRIDGE_CHUNKS = 3 /* of a bridge on the host that are on the device: one computed, one coming, one leaving */ };
+enum { BRIDGE_CHUNKS = 2 /* of a bridge on the host that are on the device: one computed, in the other's place one leaving and then one coming */ };
 struct bridge {
     float *rows;  /* device: layer-major [n_new, dim], chunk-major [chunk, dim]; with `host` [BRIDGE_CHUNKS][chunk, dim] in turn */
     float *host;  /* pinned [n_new, dim], or NULL */
@@ -428,7 +432,6 @@ struct prefill {
     struct prefix_loads loads;
     float *window;          /* [n_resident][n_window, n_heads, head_dim] */
     float *columns;         /* column sums [n_resident][n_kv_heads, n_prompt], then (m, l) [chunk, n_heads, 2] of the queries at work; NULL without all_queries */
-    void *scratch;          /* selector's */
     int32_t *indices;       /* [plan.layer_rows_max] kept positions of one layer, head after head */
 };
 

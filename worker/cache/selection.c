@@ -28,7 +28,7 @@ static int select_free(struct sequence *seq, int layer, int n_free, int32_t *ret
         .last = p->free_last,
         .n_free = n_free,
         .ranks = e->ranks,
-        .scratch = seq->prefill.scratch,
+        .scratch = e->ws.shared,
     };
     return e->config.selector->select(&in, ret_n, ret_indices);
 }

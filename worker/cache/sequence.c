@@ -111,11 +111,12 @@ static int alloc_device_memory(struct sequence *seq)
     void *const where[PIECE_COUNT] = {
         [PIECE_FAST] = &seq->fast,     [PIECE_KEPT] = &seq->kept_device, [PIECE_TABLE] = &seq->table,  [PIECE_MASKS] = &seq->masks,
         [PIECE_SUMMARIES] = &seq->summaries, [PIECE_LOGITS] = &seq->logits, [PIECE_ACTIVE_KV] = &f->active, [PIECE_BRIDGE] = &f->bridge.rows,
-        [PIECE_WINDOW] = &f->window,   [PIECE_COLUMNS] = &f->columns,    [PIECE_SCRATCH] = &f->scratch, [PIECE_INDICES] = &f->indices,
+        [PIECE_WINDOW] = &f->window,   [PIECE_COLUMNS] = &f->columns,    [PIECE_INDICES] = &f->indices,
         [PIECE_LOADS] = &f->loads.ring, [PIECE_BAD] = &seq->bad,
     };
     struct sequence_piece pieces[PIECE_COUNT];
     int r = 0;
+    ASSERT(seq->plan.selector_bytes <= seq->engine->sizes.selector);
     sequence_plan_pieces(seq->engine, &seq->plan, f->n_new, pieces);
     for (int i = 0; r >= 0 && i < PIECE_COUNT; i++)
         r = alloc_device(seq, pieces[i].tag, pieces[i].bytes, where[i]);
@@ -217,7 +218,6 @@ void sequence_prefill_memory_free(struct sequence *seq)
     const struct model *m = seq->engine->model;
     struct prefill *f = &seq->prefill;
     m->dev->free(m->device, f->indices);
-    m->dev->free(m->device, f->scratch);
     m->dev->free(m->device, f->columns);
     m->dev->free(m->device, f->window);
     m->dev->free(m->device, f->loads.ring);
@@ -226,7 +226,6 @@ void sequence_prefill_memory_free(struct sequence *seq)
     prefix_load_close(seq);
     bridge_close(seq);
     f->indices = NULL;
-    f->scratch = NULL;
     f->columns = f->window = NULL;
     f->active = NULL;
 }

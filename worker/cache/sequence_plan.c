@@ -91,7 +91,7 @@ static void plan_bytes(const struct engine *engine, struct sequence_plan *p, int
     p->window_bytes = round64((size_t)p->n_resident * (size_t)p->n_window * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(float));
     if (p->all_queries)
         p->columns_bytes = round64(((size_t)p->n_resident * (size_t)c->n_kv_heads * (size_t)p->n_prompt + 2 * (size_t)min_int(engine->config.chunk, p->n_prompt) * (size_t)c->n_heads) * sizeof(float));
-    p->scratch_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(&shape)) : 0;
+    p->selector_bytes = p->n_free ? round64(engine->config.selector->scratch_bytes(&shape)) : 0;
     p->indices_bytes = round64((size_t)p->layer_rows_max * sizeof(int32_t));
     p->bad_bytes = round64(sizeof(int32_t));
     p->logits_bytes = round64((size_t)c->n_vocab * sizeof(float));
@@ -216,7 +216,6 @@ void sequence_plan_pieces(const struct engine *engine, const struct sequence_pla
         [PIECE_LOADS] = {MEM_STAGING, sequence_plan_load_bytes(engine, plan, n_new), true},
         [PIECE_WINDOW] = {MEM_WORKSPACE, plan->window_bytes, true},
         [PIECE_COLUMNS] = {MEM_WORKSPACE, plan->columns_bytes, true},
-        [PIECE_SCRATCH] = {MEM_WORKSPACE, plan->scratch_bytes, true},
         [PIECE_INDICES] = {MEM_WORKSPACE, plan->indices_bytes, true},
     };
     memcpy(ret_pieces, pieces, sizeof(pieces));

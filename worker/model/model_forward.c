@@ -15,6 +15,15 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Columns of gate and up at a time: equal lots, of at most `room` or the least there can be. */
+static int64_t lot_columns(int64_t ffn, int64_t room)
+{
+    if (room >= ffn)
+        return ffn;
+    const int64_t most = room < WEIGHT_ROWS_UNIT ? WEIGHT_ROWS_UNIT : room / WEIGHT_ROWS_UNIT * WEIGHT_ROWS_UNIT, n_lots = (ffn + most - 1) / most, each = (ffn + n_lots - 1) / n_lots;
+    return min64((each + WEIGHT_ROWS_UNIT - 1) / WEIGHT_ROWS_UNIT * WEIGHT_ROWS_UNIT, ffn);
+}
+
 struct workspace_layout {
     int mlp_rows;
     int64_t lot; /* floats of gate, and of up */
@@ -28,9 +37,8 @@ static void layout_workspace(const struct kernel_ops *ops, const struct model_co
 {
     const int64_t q_dim = (int64_t)c->n_heads * c->head_dim;
     struct workspace_layout l = {.mlp_rows = (size_t)n_max < ops->matmul_rows ? n_max : (int)ops->matmul_rows};
-    const int64_t all = (int64_t)l.mlp_rows * c->ffn_dim, least = (int64_t)l.mlp_rows * WEIGHT_ROWS_UNIT;
-    const size_t lot = ops->matmul_outputs < (size_t)least ? (size_t)least : ops->matmul_outputs;
-    l.lot = lot < (size_t)all ? (int64_t)lot : all;
+    const int64_t all = (int64_t)l.mlp_rows * c->ffn_dim;
+    l.lot = ops->matmul_outputs < (size_t)all ? l.mlp_rows * lot_columns(c->ffn_dim, (int64_t)ops->matmul_outputs / l.mlp_rows) : all;
     l.norm = buffer_bytes(n_max, c->dim > q_dim ? c->dim : q_dim, ops->input_bytes);
     l.q = buffer_bytes(n_max, q_dim, sizeof(float));
     l.kv = buffer_bytes(n_max, (int64_t)c->n_kv_heads * c->head_dim, sizeof(float));
@@ -158,16 +166,6 @@ static struct matmul_out lot_out(const struct model *model, const struct model_l
     return (struct matmul_out){.w = w, .y = y, .ld_y = n, .bias = linear->bias ? linear->bias + first : NULL};
 }
 
-/* Columns of gate and up at a time for n rows: equal lots of what there is room for. */
-static int64_t lot_columns(const struct model *model, int n, const struct model_workspace *ws)
-{
-    const int64_t ffn = model->config.ffn_dim, room = ws->lot / n;
-    if (room >= ffn)
-        return ffn;
-    const int64_t most = room / WEIGHT_ROWS_UNIT * WEIGHT_ROWS_UNIT, n_lots = (ffn + most - 1) / most, each = (ffn + n_lots - 1) / n_lots;
-    return (each + WEIGHT_ROWS_UNIT - 1) / WEIGHT_ROWS_UNIT * WEIGHT_ROWS_UNIT;
-}
-
 /* Columns first .. first + n_columns - 1 of ws->mid, of n rows whose norm is there. */
 static int gate_columns(const struct model *model, const struct model_layer_weights *layer, int n, int64_t first, int64_t n_columns, struct model_workspace *ws)
 {
@@ -180,7 +178,7 @@ static int gate_columns(const struct model *model, const struct model_layer_weig
 /* x [n, dim] += MLP(norm(x)), n <= mlp_rows; still to be added up. */
 static int add_mlp(const struct model *model, const struct model_layer_weights *w, float *x, int n, struct model_workspace *ws)
 {
-    const int64_t ffn = model->config.ffn_dim, columns = lot_columns(model, n, ws);
+    const int64_t ffn = model->config.ffn_dim, columns = lot_columns(ffn, ws->lot / n);
     int r = norm_rows(model, w->ffn_norm, x, n, ws->norm);
     for (int64_t first = 0; r >= 0 && first < ffn; first += columns)
         r = gate_columns(model, w, n, first, min64(columns, ffn - first), ws);
