@@ -5,10 +5,10 @@
 
 /* name, parameters with types, arguments */
 #define TIMED(X)                                                                                                                                    \
-    X(matmul, (struct stream * s, const float *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs), (s, x, n, ld_x, outs, n_outs)) \
+    X(matmul, (struct stream * s, const void *x, int64_t n, int64_t ld_x, const struct matmul_out *outs, int n_outs), (s, x, n, ld_x, outs, n_outs)) \
     X(embed, (struct stream * s, const struct weight *w, const int32_t *ids, int n, float *y), (s, w, ids, n, y))                                     \
-    X(rmsnorm, (struct stream * s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, float *y), (s, x, gamma, eps, n, dim, y))   \
-    X(silu_mul, (struct stream * s, const float *gate, const float *up, int64_t n, int64_t dim, float *out), (s, gate, up, n, dim, out))              \
+    X(rmsnorm, (struct stream * s, const float *x, const float *gamma, float eps, int64_t n, int64_t dim, void *y), (s, x, gamma, eps, n, dim, y))   \
+    X(silu_mul, (struct stream * s, const float *gate, const float *up, int64_t n, int64_t dim, void *out, int64_t ld_out), (s, gate, up, n, dim, out, ld_out))              \
     X(rope_table, (struct stream * s, const double *inv_freq, int n_freq, double factor, const int32_t *positions, int n, float *table),             \
       (s, inv_freq, n_freq, factor, positions, n, table))                                                                                            \
     X(qkv_finish, (struct stream * s, const struct qkv_params *p), (s, p))                                                                           \
