@@ -46,7 +46,7 @@ struct device_config {
 struct device_properties {
     char name[128]; /* e.g. "cpu avx512 2 threads" */
     size_t memory_bytes;
-    size_t fixed_bytes; /* held under MEM_WORKSPACE from open to close: scratch of the compute threads */
+    size_t fixed_bytes; /* held under MEM_WORKSPACE from open to close: scratch of the compute threads; on a GPU cuBLAS' workspace */
     size_t library_bytes; /* held under MEM_LIBRARIES so far */
     int n_threads;
     enum cpu_isa isa;
@@ -100,7 +100,7 @@ struct device_ops {
      * outlive its use; what does not fit, and everything after (NULL, 0), comes from the arena. So that a peak is what was planned, and no step allocates. */
     void (*stream_scratch)(struct stream *stream, void *memory, size_t bytes);
     /* Steps: runs of ops that are the same from time to time but for what they read as small arguments, such as the steps of decoding. A device may keep what they submit and replay it. Opened with a
-     * piece of device memory (kernel_ops.step_bytes), the caller's until steps_close, which comes before memory that the ops use is freed. Without that, or with 0 bytes, step_begin and
+     * piece of device memory (kernel_ops.step_bytes), the caller's until steps_close, which comes before memory that the ops use is freed. Without that step_begin and
      * step_end do nothing. -EINVAL, -ENOMEM. */
     int (*steps_open)(struct stream *stream, void *memory, size_t bytes);
     void (*steps_close)(struct stream *stream); /* waits for steps under way; fine without steps_open */

@@ -372,8 +372,8 @@ struct kernel_ops {
      * device keeps no steps. Pure. */
     size_t (*step_bytes)(const struct op_bounds *bounds, int n_layers);
 
-    /* Draws from n rows, each as it would be drawn from alone; results are there on return (a GPU is waited for once). Negative, also -EINVAL for n < 0 or n_vocab outside 1 .. 2^24: no row has been
-     * drawn from. */
+    /* Draws from n rows, each as it would be drawn from alone; results are there on return (a GPU is waited for once). Negative, also -EINVAL for n < 0 or n_vocab outside 1 .. 2^24: no row's result
+     * counts. */
     int (*sample)(struct stream *s, struct sample_row *rows, int n, int n_vocab);
 };
 

@@ -2,7 +2,6 @@
 #include "proto/base/base_assert.h"
 #include "proto/block_layout.h"
 #include <sodium.h>
-#include <string.h>
 
 enum { SALT_MAX = 1024 };
 

@@ -1,9 +1,9 @@
 /* Rows of scores from those of parts of a layer's heads: sums over the parts in their order, then the largest of neighbours. A task is a run of columns of one row; it adds up those that its
  * neighbourhoods reach into on both sides, too. */
 #include "kernels/cpu/ops.h"
-#include <errno.h>
+#include "kernels/merge_check.h"
 
-enum { MERGE_TASK = 1024, MERGE_POOL_MAX = 127 };
+enum { MERGE_TASK = 1024 };
 
 struct merge_args {
     const struct score_merge_params *p;
@@ -41,19 +41,9 @@ static void merge_task(void *arg, int64_t task, int thread)
     }
 }
 
-static int check(const struct score_merge_params *p)
-{
-    if (p->n_rows < 1 || p->first < 0 || p->first >= p->last || p->last > p->n_columns || p->pool < 1 || p->pool % 2 == 0 || p->row_first[0] != 0)
-        return -EINVAL;
-    for (int i = 0; i < p->n_rows; i++)
-        if (p->row_first[i + 1] <= p->row_first[i])
-            return -EINVAL;
-    return p->pool > MERGE_POOL_MAX || p->row_first[p->n_rows] > SCORE_PARTS_MAX ? -ENOTSUP : 0;
-}
-
 int ISA(merge_scores)(struct stream *s, const struct score_merge_params *p)
 {
-    int r = check(p);
+    int r = merge_check(p);
     if (r < 0)
         return r;
     struct merge_args a = {.p = p, .tasks_of_row = (p->last - p->first + MERGE_TASK - 1) / MERGE_TASK};

@@ -20,7 +20,6 @@
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/radix_select.cuh"
 #include <errno.h>
-#include <string.h>
 
 /* Coefficients of key biases: a head of an item a block, one warp. */
 __global__ void __launch_bounds__(32) decode_bias_kernel(const struct decode_args a)

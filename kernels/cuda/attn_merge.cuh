@@ -3,8 +3,6 @@
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/math.cuh"
 
-enum { PREFILL_SPLITS_MAX = 32 };
-
 struct attn_merge_params {
     const float *o, *ml;     /* [n_parts, n_rows, d] not divided by l (unwritten where l is 0), [n_parts, n_rows, 2] */
     int n_parts;

@@ -21,6 +21,7 @@ enum {
     PREFILL_THREADS = 128,
     PREFILL_BLOCKS = 2,          /* of this kernel on a multiprocessor */
     SPLIT_KEYS_MIN = 1024,       /* keys of a split, at least: what it costs is then a few per cent */
+    PREFILL_SPLITS_MAX = 32,
     PREFIX_KEYS_MIN = 1024,      /* cuDNN's: below, one call more is not worth it, */
     PREFIX_QUERIES_MIN = 128,    /*   nor for a few queries */
     PREFIX_QUERIES_CLASS = 256,  /* plans are for this many queries, or 2, 4, 8 ... times as many */

@@ -2,7 +2,7 @@
  *
  * A block of 128 threads for each (KV head, sub-page), grid [8, n_kv_heads, n]. A thread codes eight neighbours of a row (a token's key, or 32 of its values), a row is done by the lanes that it
  * takes: minimum and maximum by shuffles, then codes to shared memory, one a byte, and the row's scales. Then all threads interleave codes into the page and the index entry, 16 bytes a store.
- * Shared memory: two arrays [16, d] of codes, those of keys d + 8 bytes apart, so that a word of 16 tokens lies in 16 banks; and scales: 8.8 KiB. */
+ * Shared memory: two arrays [16, d] of codes, those of keys d + 8 bytes apart, so that a word of 16 tokens lies in 16 banks; and scales: 8.7 KiB. */
 #include "kernels/cuda/block_page.cuh"
 #include <errno.h>
 

@@ -26,8 +26,8 @@ static int flush(struct batch *b)
     struct device *device = b->stream->device;
     int r = b->n < 2 || device->no_batches ? in_a_loop(b) : submit_copies(b->stream, b->dsts, b->srcs, b->bytes, b->n);
     if (r == -ENOTSUP || r == -EINVAL) { /* a driver that does not take them; what is wrong with a copy itself the loop will say */
-        device->no_batches = true;
         r = in_a_loop(b);
+        device->no_batches |= r == 0;
     }
     b->n = 0;
     return r;

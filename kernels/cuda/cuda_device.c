@@ -1,4 +1,4 @@
-/* The GPU as a device: an arena, streams with a ring for small arguments, a cuBLAS handle, and scratch for GEMM operands. */
+/* The GPU as a device: an arena, streams with a ring for small arguments, and a cuBLAS handle with its workspace. */
 #include "kernels/cuda/cuda_private.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library_memory.h"
@@ -430,7 +430,7 @@ static int step_args_room(struct stream *s, struct step *step, size_t rounded, v
 
 int stream_args_room(struct stream *s, size_t bytes, void **ret_host, void **ret_device)
 {
-    size_t rounded = (bytes + 15) & ~(size_t)15;
+    const size_t rounded = stream_args_rounded(bytes);
     struct step *step = step_noting(s);
     ASSERT(s->args_host); /* no ops on a stream for copies */
     if (bytes > CUDA_ARGS_MAX_BYTES)

@@ -22,17 +22,11 @@ static size_t stored_scratch_bytes(struct stream *s, const struct op_bounds *bou
     return others > products ? others : products;
 }
 
-/* As stream_args rounds them up. */
-static size_t args_bytes(size_t bytes)
-{
-    return (bytes + 15) & ~(size_t)15;
-}
-
 static size_t step_bytes(const struct op_bounds *b, int n_layers)
 {
     const size_t n = b->n_items > 0 ? (size_t)(b->n_items / b->n_kv_heads) : 0; /* tokens */
-    const size_t layer = args_bytes(n * sizeof(struct kv_dst)) + args_bytes(cuda_attn_decode_args(b->n_items));
-    return 2 * args_bytes(n * sizeof(int32_t)) + args_bytes((size_t)b->head_dim / 2 * sizeof(double)) + (size_t)n_layers * layer;
+    const size_t layer = stream_args_rounded(n * sizeof(struct kv_dst)) + stream_args_rounded(cuda_attn_decode_args(b->n_items));
+    return 2 * stream_args_rounded(n * sizeof(int32_t)) + stream_args_rounded((size_t)b->head_dim / 2 * sizeof(double)) + (size_t)n_layers * layer;
 }
 
 const struct kernel_ops *cuda_kernel_ops(void)

@@ -66,6 +66,12 @@ struct device_event {
 int cuda_error(cudaError_t error);
 int cublas_error(cublasStatus_t status);
 
+/* What a piece of the ring takes. */
+static inline size_t stream_args_rounded(size_t bytes)
+{
+    return (bytes + 15) & ~(size_t)15;
+}
+
 /* Copies a small array of the host into the ring; ret_device is its address there, 16-byte aligned, valid for what the op submits that uses at most three. -ENOTSUP beyond
  * CUDA_ARGS_MAX_BYTES. */
 int stream_args(struct stream *s, const void *src, size_t bytes, const void **ret_device);

@@ -1,7 +1,6 @@
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/cudnn_api.h"
 #include "kernels/cuda/library_memory.h"
-#include "proto/base/base_assert.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

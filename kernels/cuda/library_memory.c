@@ -14,7 +14,7 @@ void library_memory_begin(const struct device *device, struct library_mark *ret_
 
 size_t library_memory_end(struct device *device, const struct library_mark *mark)
 {
-    const size_t gone = mark->free, left = cuda_free_memory() + device->arena.stats.total_now - mark->held, took = gone > left ? gone - left : 0;
+    const size_t now = cuda_free_memory(), left = now + device->arena.stats.total_now - mark->held, took = now > 0 && mark->free > left ? mark->free - left : 0; /* 0: the device has failed */
     device->library_bytes += took;
     return took;
 }

@@ -1,9 +1,7 @@
 /* Rows of scores from those of parts of a layer's heads: sums over the parts in their order, then the largest of neighbours; an element a thread, which adds up what its neighbourhood needs
  * itself (from cache, and only heads that several ranks have are pooled here). Reads 4 bytes a part and element. The bits of kernels/cpu/merge_scores.c. */
 #include "kernels/cuda/elementwise.cuh"
-#include <errno.h>
-
-enum { MERGE_POOL_MAX = 127 };
+#include "kernels/merge_check.h"
 
 struct merge_args {
     const float *parts;
@@ -39,19 +37,9 @@ __global__ void merge_scores_kernel(const struct merge_args a)
     }
 }
 
-static int check(const struct score_merge_params *p)
-{
-    if (p->n_rows < 1 || p->first < 0 || p->first >= p->last || p->last > p->n_columns || p->pool < 1 || p->pool % 2 == 0 || p->row_first[0] != 0)
-        return -EINVAL;
-    for (int i = 0; i < p->n_rows; i++)
-        if (p->row_first[i + 1] <= p->row_first[i])
-            return -EINVAL;
-    return p->pool > MERGE_POOL_MAX || p->row_first[p->n_rows] > SCORE_PARTS_MAX ? -ENOTSUP : 0;
-}
-
 extern "C" int cuda_merge_scores(struct stream *s, const struct score_merge_params *p)
 {
-    int r = check(p);
+    int r = merge_check(p);
     if (r < 0)
         return r;
     struct merge_args a = {};

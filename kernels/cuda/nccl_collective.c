@@ -8,7 +8,6 @@
 #include "kernels/cuda/library_memory.h"
 #include "kernels/cuda/nccl_api.h"
 #include "kernels/cuda/submit.h"
-#include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include <assert.h>
 #include <errno.h>

@@ -51,7 +51,7 @@ static __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t r[4], 
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
 
-/* Two bf16 in a register, the first in the lower half: bf16_from_float (math.cuh) of both but for which NaN a NaN becomes, in one instruction instead of a dozen. For operands of mma_bf16. */
+/* Two bf16 in a register, the first in the lower half: bf16_from_float (math.cuh) of both but for which NaN a NaN becomes, in one instruction instead of a dozen. */
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
 {
     uint32_t pair;

@@ -349,11 +349,6 @@ static struct sample_args make_args(const float *logits, int n_vocab, const stru
     return a;
 }
 
-static size_t align16(size_t bytes)
-{
-    return (bytes + 15) & ~(size_t)15;
-}
-
 /* Bytes of a row's lists in the piece of arguments; with `host` they are written there, and a's pointers are into `device`, which is the same piece. */
 static size_t row_lists(struct sample_args *a, const struct sample_params *p, uint8_t *host, uint8_t *device)
 {
@@ -361,7 +356,7 @@ static size_t row_lists(struct sample_args *a, const struct sample_params *p, ui
         {p->bias, sizeof *p->bias * (size_t)a->n_bias}, {p->counts, sizeof *p->counts * (size_t)a->n_counts}, {p->banned, sizeof *p->banned * (size_t)a->n_banned}};
     size_t at[4] = {0};
     for (int i = 0; i < 3; i++) {
-        at[i + 1] = at[i] + align16(lists[i].bytes);
+        at[i + 1] = at[i] + stream_args_rounded(lists[i].bytes);
         if (host && lists[i].bytes)
             memcpy(host + at[i], lists[i].src, lists[i].bytes);
     }
@@ -414,8 +409,8 @@ static struct sample_launch gather_rows(struct sample_row *rows, int n, int n_vo
         l.n_adjusted += sample_adjusts(&row->params);
         l.n++;
     }
-    l.args = align16(sizeof(struct sample_answer) * (size_t)l.n);
-    l.lists = align16(l.args + sizeof(struct sample_args) * (size_t)l.n);
+    l.args = stream_args_rounded(sizeof(struct sample_answer) * (size_t)l.n);
+    l.lists = stream_args_rounded(l.args + sizeof(struct sample_args) * (size_t)l.n);
     l.bytes = l.lists + lists;
     return l;
 }

@@ -1,7 +1,6 @@
 /* out = gate / (1 + exp(-gate)) * up, rounded to bf16; four elements a thread where rows are whole vectors. Reads 8 bytes and writes 2 an element. Before the rounding the bits of
  * kernels/cpu/silu_mul.c. */
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/ptx.cuh"
 #include <errno.h>
 
 struct silu_args {

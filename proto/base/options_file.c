@@ -1,8 +1,8 @@
 /* The configuration file: `name = value` lines. */
-#include "proto/base/base_assert.h"
 #include "proto/base/options_private.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

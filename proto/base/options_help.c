@@ -1,5 +1,4 @@
 /* --help. */
-#include "proto/base/base_assert.h"
 #include "proto/base/options_private.h"
 #include <string.h>
 

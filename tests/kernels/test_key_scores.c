@@ -200,6 +200,7 @@ static void check_merge(const struct fixture *f, int n_rows, const int32_t *row_
             expected[row * n + i - first] = most;
         }
     for (int dev = 0; dev < f->n; dev++) {
+        memset(actual, 0xFF, (size_t)(n_rows * n) * sizeof(float));
         const struct score_merge_params p = {
             .parts = parts, .share = share, .row_first = row_first, .n_rows = n_rows, .n_columns = n_columns, .first = first, .last = last, .pool = pool, .scores = actual};
         cr_assert_eq(f->ops->merge_scores(f->devices[dev].stream, &p), 0);

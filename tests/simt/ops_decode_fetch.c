@@ -2,7 +2,6 @@
  * of reading every page where it lies, which attends the fast rows in one launch and not in two. All steps of a run are submitted before any result is looked at, op by
  * op or replayed (device_ops.step_begin), or in turns. */
 #include "tests/simt/ops_test.h"
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>

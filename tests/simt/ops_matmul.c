@@ -3,7 +3,6 @@
 #include "tests/simt/ops_test.h"
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct matrix {
     struct weight cpu, gpu;

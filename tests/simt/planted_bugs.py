@@ -51,7 +51,7 @@ BUGS = [Bug(*fields) for fields in [
     ("decode rows: results are written over weights that others read", "decode_fetch", "attn_decode_rows.cuh", "attn_decode.cu", f"{SYNC} /* nobody reads values", "/* nobody reads values"),
     ("decode rows: weights of a part run into those of the next", "decode_fetch", "attn_decode.cuh", "attn_decode.cu", "a.group * DECODE_PART_ROW;", "a.group * a.head_dim;"),
     ("decode rows: a head gets the weights of the one before", "decode_fetch", "attn_decode_rows.cuh", "attn_decode.cu", "{ weight = memory; }", "{ weight = (&memory)[-8]; }"),
-    ("streams do not wait for events", "device", "cuda_device.c", "cuda_device.c", "return submit_wait(stream, event->cuda);", "return 0;"),
+    ("streams do not wait for events", "device", "cuda_device.c", "cuda_device.c", "return r < 0 ? r : submit_wait(stream, event->cuda);", "return r;"),
     ("scratch of the arena is freed while it is used", "decode", "cuda_device.c", "cuda_device.c", "int r = stream_wait_idle(s);\n        cuda_arena_free", "int r = 0;\n        cuda_arena_free"),
     ("embed: the kernel gets the host's ids", "matmul", "embed.cu", "embed.cu", "(const int32_t *)ids_device", "ids"),
     ("steps: arguments are written before they were sent", "steps", "step.c", "step.c", "const int r = device_wait_event(s->device, step->args_sent);", "const int r = 0;"),
@@ -72,7 +72,7 @@ BUGS = [Bug(*fields) for fields in [
     # arithmetic and indices
     ("attn_prefill: keys of the prefix are attended twice", "prefix", "attn_prefill.cu", "attn_prefill.cu", "a.first_key = a.origin", "a.first_key = a.origin - 128"),
     ("attn_prefill: a split begins a tile late", "prefix", "attn_prefill.cu", "attn_prefill.cu", "from = a.first_key + (int64_t)blockIdx.y * a.split_keys,", "from = a.first_key + (int64_t)blockIdx.y * (a.split_keys + 64),"),
-    ("attn_merge: the prefix weighs as if its maximum were the largest", "prefix", "attn_merge.cu", "attn_merge.cu", "merge_weight(prefix, max);", "merge_weight(prefix, prefix);"),
+    ("attn_prefill: the prefix weighs as if its maximum were the largest", "prefix", "attn_prefill.cu", "attn_prefill.cu", "merge_weight(prefix, e.max);", "merge_weight(prefix, prefix);"),
     ("cudnn_attention: queries and keys swap their lengths", "prefix", "cudnn_attention.c", "cudnn_attention.c", "run->lengths, run->lengths + 1", "run->lengths + 1, run->lengths"),
     ("page_cache: a page that the round before handed out gives way", "page_cache", "page_cache.cu", "page_cache.cu", "stamp == epoch || stamp == epoch - 1", "stamp == epoch"),
     ("gather_pages: the last piece is missing", "page_cache", "gather_pages.cu", "gather_pages.cu", "+ 32 * i < n)", "+ 32 * i < n - 1)"),

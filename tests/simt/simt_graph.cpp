@@ -199,13 +199,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret_graph)
     return error;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *ret_status)
-{
-    std::lock_guard<std::mutex> guard(streams().lock);
-    *ret_status = !stream->capture ? cudaStreamCaptureStatusNone : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
-    return cudaSuccess;
-}
-
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret_exec, cudaGraph_t graph, unsigned long long flags)
 {
     if (capture_forbids_thread() != cudaSuccess)

@@ -6,7 +6,6 @@
 #include "tests/simt/simt_stream_private.h"
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <unistd.h>
 
 enum { QUERY_OPERATIONS = 32 };

@@ -2,7 +2,6 @@
 #include "tests/simt/pool_side.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 kernel_backend_fn tidepool_cuda_backend;
 

@@ -5,7 +5,6 @@
 #include "tests/simt/simt.h"
 #include "worker/cache/memory_plan.h"
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -4,10 +4,8 @@
 #include "worker/cache/scorer.h"
 #include "worker/cache/selector.h"
 #include <criterion/criterion.h>
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 
 kernel_backend_fn tidepool_cuda_backend;
 

@@ -359,6 +359,12 @@ static cudaError_t copy_graph_make(struct copy_graph *g, bool joined)
     return error;
 }
 
+static void copy_graph_end(struct copy_graph *g)
+{
+    cudaEventDestroy(g->fork);
+    cudaEventDestroy(g->join);
+}
+
 Test(simt, a_graph_is_launched_again_and_again)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -373,6 +379,7 @@ Test(simt, a_graph_is_launched_again_and_again)
             cr_expect_eq(value, i);
         }
         cr_assert_eq(cudaGraphExecDestroy(g.exec), cudaSuccess);
+        copy_graph_end(&g);
     }
 }
 
@@ -380,6 +387,7 @@ Test(simt, a_stream_that_does_not_join_makes_no_graph)
 {
     struct copy_graph g;
     cr_assert_eq(copy_graph_make(&g, false), cudaErrorStreamCaptureUnjoined);
+    copy_graph_end(&g);
 }
 
 Test(simt, a_capture_ends_where_it_is_waited_for)
@@ -403,6 +411,8 @@ Test(simt, a_capture_ends_where_it_is_waited_for)
     cr_assert_eq(cudaStreamEndCapture(s, &graph), cudaSuccess);
     cr_expect_eq(cudaStreamWaitEvent(other, within, 0), cudaErrorCapturedEvent);
     cudaGraphDestroy(graph);
+    cudaEventDestroy(before);
+    cudaEventDestroy(within);
 }
 
 Test(simt, a_graph_destroyed_while_it_runs_is_reported, .signal = SIGABRT)

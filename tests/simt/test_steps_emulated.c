@@ -4,7 +4,6 @@
 #include "tests/simt/simt.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 kernel_backend_fn tidepool_cuda_backend;
 

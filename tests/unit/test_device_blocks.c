@@ -101,7 +101,7 @@ Test(device_blocks, test_a_block_being_written_is_nobody_elses)
     cr_assert(sealed != mine && sealed != second);
     device_blocks_drop(blocks, sealed);
     device_blocks_drop(blocks, second); /* never sealed: forgotten */
-    device_blocks_seal(blocks, mine, 12);
+    device_blocks_seal(mine, 12);
     cr_assert(use(1, 12) == mine);
     device_blocks_drop(blocks, mine);
     device_blocks_drop(blocks, mine);

@@ -389,11 +389,14 @@ Test(rank_group, test_figures_of_all_ranks_are_added)
     cr_assert_eq(create(&seq), 0, "%s", err.text);
     sequence_stats(seq, &own);
     usage(1, 20);
+    drain(1);
     figures(1, 1000);
     figures(2, 500);
     usage(2, 400);
     group_sequence_stats(group, seq, &stats);
     cr_expect(stats.bytes_to_pool == own.bytes_to_pool + 1500 && stats.bytes_missed == 1500 && stats.private_blocks == own.private_blocks + 4 && stats.n_prompt == own.n_prompt);
+    cr_assert_eq(loop_run(loop), 0, "what came in place of an answer stops the loop, too");
+    cr_expect(rank_group_take_drain(group));
     rank_group_usage(group, &all);
     cr_expect(all.device_bytes == 421 && all.page_cache_hits == 420 && all.device_peak_bytes == 0);
     figures(1, 7);

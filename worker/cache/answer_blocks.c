@@ -3,8 +3,6 @@
  * block is that of its prompt and what its blocks hold, and whoever has the blocks can go on from there to the bit. Keeping the exact rows until the block leaves the window
  * was rejected: the rows of a window depend on the exact rows of the window before, layer by layer, so nothing short of decoding all over again would give them back. */
 #include "worker/cache/engine_private.h"
-#include <errno.h>
-#include <string.h>
 
 /* The block that is complete when there are n tokens, or -1. An answer that stays in the window has none. */
 static int completed_block(const struct sequence *seq, int n_tokens)
@@ -101,6 +99,7 @@ void sequence_retire_answer(struct sequence *seq)
         return;
     while (first + n_run < seq->plan.n_blocks && seq->blocks[first + n_run].place == BLOCK_SEALED)
         n_run++;
+    sequence_blocks_wait(seq); /* an index may be on its way out of a block that is about to be somebody else's */
     /* The table still points to these blocks: from here on the sequence can only be freed. */
     seq->phase = SEQUENCE_FAILED;
     for (int b = first; b < seq->plan.n_blocks; b++)

@@ -30,14 +30,24 @@ void block_move_make_key(struct sequence *seq, int block)
     block_key_next_generated(parent, tokens, tag, (size_t)n, &seq->keys[block]);
 }
 
-/* From here on attention reads the pool's copy, and the lease is the sequence's. Without memory for its index the block stays where it is (false): kernels read no index in the pool. */
+/* How many indices the block takes when it moves: kernels read none in the pool. */
+static int indices_of(const struct sequence *seq, int block)
+{
+    return block < sequence_plan_indices(seq->engine, &seq->plan, seq->plan.n_blocks);
+}
+
+static bool index_fits(const struct sequence *seq, int block)
+{
+    return engine_bytes_fit(seq->engine, 0, indices_of(seq, block), NULL) > 0;
+}
+
+/* From here on attention reads the pool's copy, and the lease is the sequence's. Without memory for its index the block stays where it is (false). */
 static bool adopt(struct sequence *seq, int block, const struct kv_lease *lease)
 {
-    struct engine *e = seq->engine;
     struct sequence_block *b = &seq->blocks[block];
     const struct sequence_block extent = *b;
-    const int n_indices = block < sequence_plan_indices(e, &seq->plan, seq->plan.n_blocks);
-    if (engine_bytes_fit(e, 0, n_indices, NULL) <= 0)
+    const int n_indices = indices_of(seq, block);
+    if (!index_fits(seq, block))
         return false;
     sequence_commit(seq, seq->committed_bytes, seq->n_indices + n_indices);
     seq->leases[block] = *lease;
@@ -47,6 +57,7 @@ static bool adopt(struct sequence *seq, int block, const struct kv_lease *lease)
     int r = device_index_take(seq, block);
     if (r == -ENOMEM) {
         *b = extent;
+        seq->leases[block] = (struct kv_lease){0}; /* the caller's again, who gives it back */
         sequence_commit(seq, seq->committed_bytes, seq->n_indices - n_indices);
         return false;
     }
@@ -186,10 +197,10 @@ static bool has_bytes(const struct sequence *seq, int block, const struct kv_lea
  * it does happen. */
 static bool on_exists(struct sequence *seq, int block, struct kv_lease *lease)
 {
-    const bool same = has_bytes(seq, block, lease);
+    const bool fits = index_fits(seq, block), same = fits && has_bytes(seq, block, lease);
     if (same && adopt(seq, block, lease))
         return true;
-    seq->blocks[block].keep = !same;
+    seq->blocks[block].keep = fits && !same;
     kv_client_release(seq->engine->store, lease, 1);
     return false;
 }

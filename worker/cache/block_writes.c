@@ -6,7 +6,6 @@
  *
  * Copies leave in order, so seals do too, whatever sequence they are of. A copy is a slice: 196 KiB and more for 8 KV heads of 128; small models have smaller ones, and can afford it. */
 #include "worker/cache/engine_private.h"
-#include <errno.h>
 
 int block_writes_open(struct engine *e)
 {

@@ -7,7 +7,6 @@
  *
  * What a chunk comes from has left by then: there are more chunks than slots, they leave in order, and the slot's last user left behind it. */
 #include "worker/cache/engine_private.h"
-#include <errno.h>
 
 int bridge_open(struct sequence *seq)
 {

@@ -150,10 +150,9 @@ int device_blocks_add(struct device_blocks *t, const struct block_key *key, stru
     return r;
 }
 
-void device_blocks_seal(struct device_blocks *t, struct device_block *block, uint64_t checksum)
+void device_blocks_seal(struct device_block *block, uint64_t checksum)
 {
     struct entry *e = (struct entry *)block;
-    (void)t;
     e->sealed = true;
     e->checksum = checksum;
 }

@@ -28,7 +28,7 @@ int device_blocks_use(struct device_blocks *blocks, const struct block_key *key,
 /* A block that its user writes, index included. -ENOMEM. */
 int device_blocks_add(struct device_blocks *blocks, const struct block_key *key, struct device_block **ret_block);
 /* It is complete and sealed: from now on others may find it. */
-void device_blocks_seal(struct device_blocks *blocks, struct device_block *block, uint64_t checksum);
+void device_blocks_seal(struct device_block *block, uint64_t checksum);
 /* One user less. What was submitted with its index was submitted to the model's stream. NULL is fine. */
 void device_blocks_drop(struct device_blocks *blocks, struct device_block *block);
 /* The indices' slabs; NULL when index_bytes is 0, or there are no device_blocks (NULL). */

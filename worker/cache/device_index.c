@@ -38,7 +38,7 @@ int device_index_load(struct sequence *seq, int block)
 void device_index_seal(struct sequence *seq, int block)
 {
     if (seq->blocks[block].device)
-        device_blocks_seal(seq->engine->device_blocks, seq->blocks[block].device, seq->leases[block].checksum);
+        device_blocks_seal(seq->blocks[block].device, seq->leases[block].checksum);
 }
 
 void device_index_drop(struct sequence *seq, int block)

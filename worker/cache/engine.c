@@ -11,7 +11,7 @@ enum {
     ENGINE_MAX_BATCH = 4096,
     LOGIT_ROWS = 16,             /* prompt rows whose logits are computed together */
     COMPARE_BYTES = 256 << 10,   /* of a private block beside the pool's, at a time */
-    LOAD_STAGING = 256 << 20,    /* of a prompt's cached slices on their way in: a layer of 131,072 tokens of Llama-3.1-8B is 210 MB in K8V4 */
+    LOAD_STAGING = 256 << 20,    /* of a prompt's cached slices on their way in: 912 blocks of 128 tokens of Llama-3.1-8B in K8V4 */
     EXTENT_SPARES = 4,           /* private blocks whose memory is kept for the next ones */
     INDEX_SLAB = 16 << 20,       /* of index copies in one allocation: 14 blocks of Llama-3.1-8B */
     LOAD_GROUP = 4 << 20,        /* of them under one event: long beside what an event and a wait cost, short beside a layer */

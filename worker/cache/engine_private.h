@@ -295,6 +295,8 @@ struct sequence_block {
 void sequence_blocks_find(struct sequence *seq, const struct sequence_request *request);
 /* Private extents for what the pool did not take. -EAGAIN and -E2BIG by memory_limit, -ENOMEM. */
 int sequence_blocks_admit(struct sequence *seq, struct error *err);
+/* For everything that is on its way to or from the sequence's blocks in the pool: before a lease is given back. */
+void sequence_blocks_wait(struct sequence *seq);
 void sequence_blocks_fini(struct sequence *seq);
 /* What blocks hold beside the pieces: private extents, those to come included; with `prompt` while the prompt is computed. */
 size_t sequence_blocks_bytes(const struct sequence *seq, bool prompt);

@@ -20,8 +20,9 @@ static void fill(struct engine *engine, const struct sequence_plan *s, bool pool
     const size_t all_staging = sequence_plan_staging_bytes(s, first, s->n_blocks), index = engine_slabs_bytes(engine, sequence_plan_indices(engine, s, first));
 
     add_pieces(engine, s, plan);
-    plan->prefill[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging - engine->sizes.pages - engine->sizes.libraries;
-    plan->decode[MEM_WORKSPACE] += engine->fixed_bytes - engine->sizes.staging - engine->sizes.pages - engine->sizes.libraries;
+    const size_t workspace = engine->fixed_bytes - engine->sizes.staging - engine->sizes.pages - engine->sizes.libraries;
+    plan->prefill[MEM_WORKSPACE] += workspace;
+    plan->decode[MEM_WORKSPACE] += workspace;
     plan->prefill[MEM_LIBRARIES] += engine->sizes.libraries;
     plan->decode[MEM_LIBRARIES] += engine->sizes.libraries;
     plan->prefill[MEM_PAGE_CACHE] += engine->sizes.pages;

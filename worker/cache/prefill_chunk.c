@@ -3,7 +3,6 @@
  * attends all queries. Chunk borders need not be block borders: the first part of a block that is not complete waits in the layer's K and V for the next chunk. With exact values
  * everything is computed in place. */
 #include "worker/cache/engine_private.h"
-#include <errno.h>
 
 /* A chunk's place. Rows count from the chunk's first token. */
 struct chunk {

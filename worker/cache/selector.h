@@ -22,7 +22,7 @@ enum {
 struct model;
 struct selector_ranks {
     int rank, n_ranks;
-    int n_kv_heads;                              /* of the model; */
+    int n_kv_heads;                              /* of the model */
     int first_kv_head;                           /* the first of this rank's */
     int32_t part_first[COLLECTIVE_MAX_RANKS + 1]; /* of each rank */
     int32_t head_first[SCORE_PARTS_MAX + 1];     /* of each KV head */

@@ -4,7 +4,6 @@
 #include "worker/cache/engine_private.h"
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 static uint64_t block_length(const struct sequence *seq, int block)
 {
@@ -217,7 +216,7 @@ void sequence_blocks_find(struct sequence *seq, const struct sequence_request *r
 }
 
 /* A sequence may end in the middle of its prompt, with slices on their way to or from blocks that are about to be somebody else's. */
-static void wait_for_copies(struct sequence *seq)
+void sequence_blocks_wait(struct sequence *seq)
 {
     const struct engine *e = seq->engine;
     struct stream *const streams[] = {e->model->stream, e->in, e->out};
@@ -228,7 +227,7 @@ static void wait_for_copies(struct sequence *seq)
 
 void sequence_blocks_fini(struct sequence *seq)
 {
-    wait_for_copies(seq);
+    sequence_blocks_wait(seq);
     block_writes_forget(seq);
     block_copies_end(seq);
     for (int b = 0; seq->blocks && b < seq->plan.n_blocks; b++) {

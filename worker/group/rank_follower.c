@@ -1,6 +1,5 @@
 #include "worker/group/rank_follower.h"
 
-#include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/wire/group.pb-c.h"
 #include "worker/group/rank_group_private.h"

@@ -4,7 +4,6 @@
 #include "proto/wire/group.pb-c.h"
 #include <errno.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,11 +139,19 @@ void group_sequence_free(struct rank_group *g, struct sequence *sequence, bool r
 
 /* ---- what followers say of themselves ---- */
 
-/* What a follower may say at any time. Returns whether it is that. */
+/* The loop may not be there yet, and may not run: then it ends when it begins to. */
+static void want_drain(struct rank_group *g)
+{
+    g->drain = true;
+    if (g->loop)
+        loop_stop(g->loop);
+}
+
+/* What a follower may say at any time, in place of an answer too. Returns whether it is that. */
 static bool take_aside(struct rank_peer *peer, const struct rank_message *message)
 {
     if (message->type == GROUP_DRAIN)
-        peer->group->drain = true;
+        want_drain(peer->group);
     else if (message->type == GROUP_USAGE)
         peer->usage = message->usage;
     else
@@ -178,10 +185,10 @@ static void on_peer(int fd, int events, void *arg)
     do
         rc = take_unasked(peer);
     while (rc >= 0 && rank_link_has_frame(&peer->link));
-    if (rc < 0)
+    if (rc < 0) {
         loop_fd_set_events(peer->source, 0);
-    if (rc < 0 || peer->group->drain)
         loop_stop(peer->group->loop);
+    }
 }
 
 static void on_gone(int fd, int events, void *arg)

@@ -1,6 +1,5 @@
 #include "worker/group/rank_message.h"
 
-#include "proto/base/base_assert.h"
 #include "proto/wire/group.pb-c.h"
 #include <errno.h>
 #include <string.h>

@@ -3,7 +3,6 @@
 #include "worker/plan/plan_report.h"
 #include "proto/option_choices.h"
 #include <stdio.h>
-#include <string.h>
 
 enum { CELL = 32, LABEL_WIDTH = 30, CELL_WIDTH = 13 };
 

@@ -1,6 +1,5 @@
 #include "worker/sched/pool_registration.h"
 
-#include "proto/base/base_assert.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include <errno.h>

@@ -13,6 +13,7 @@ enum { PIECES_MAX = 64, CHUNK = 2048, ROWS = 4096, SEQUENCES = 64, FETCH_PAGES =
 struct hot {
     struct gpu_bench *b;
     struct error *err;
+    int failed; /* of a row that did not end the rest */
     void *pieces[PIECES_MAX]; /* device memory, freed at the end */
     int n_pieces;
     uint64_t random;
@@ -126,7 +127,10 @@ static int measure(struct hot *h, const char *name, int (*call)(struct hot *), d
     }
     if (r < 0) {
         error_set(h->err, r, "%s: %s", name, strerror(-r));
-        return bench_goes_on(r, name, h->err) ? 0 : r;
+        if (!bench_goes_on(r, name, h->err))
+            return r;
+        h->failed = r;
+        return 0;
     }
     const double rate = work / s, ceiling = operations ? h->product_rate : h->copy_rate;
     printf("| %s | %.1f | %.3f %s | %.0f %% |\n", name, s * 1e6, rate / 1e12, operations ? "TFLOP/s" : "TB/s", ceiling > 0 ? rate / ceiling * 100 : 100.0);
@@ -392,5 +396,7 @@ int bench_hot_ops(struct gpu_bench *b, int n_keys, struct error *err)
         b->dev->free(b->device, h.pieces[--h.n_pieces]);
     free(h.items);
     free(h.blocks);
+    if (r >= 0 && h.failed < 0)
+        return error_set(err, h.failed, "ops: a row failed, see the table");
     return r < 0 && !err->text[0] ? error_set(err, r, "ops: %s", strerror(-r)) : r;
 }
