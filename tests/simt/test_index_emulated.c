@@ -243,6 +243,45 @@ Test(index_emulated, a_block_moves_when_its_index_has_room)
     free(want);
 }
 
+/* One step in which the next allocation fails. Returns whether there was one. */
+static bool step_without_memory(struct engine *engine, struct sequence *seq, int32_t token)
+{
+    void *memory;
+    loop_poll(side_store.loop); /* not behind the step: the block would be offered again, and move */
+    simt_fail_malloc(1);
+    fixture_decode(engine, seq, token);
+    const bool failed = side.f.dev->alloc(side.f.device, MEM_STAGING, BLOCK_TOKENS, &memory) >= 0; /* not the first one */
+    simt_fail_malloc(0);
+    if (failed)
+        side.f.dev->free(side.f.device, memory);
+    return failed;
+}
+
+/* The device has no memory when a block comes to the pool, whatever admission thought: the block stays where it is, and its lease is given back once. */
+Test(index_emulated, a_block_whose_index_finds_no_memory_stays)
+{
+    enum { COMPLETES = BLOCK_TOKENS - PROMPT % BLOCK_TOKENS, MOST_STEPS = 100 };
+    const struct sequence_request request = {.prompt = tokens, .n_prompt = PROMPT, .max_new = MOST_STEPS};
+    struct sequence_stats stats;
+    struct sequence *seq;
+    struct error err;
+    bool failed = false;
+    set_slab(1);
+    struct engine *engine = fixture_engine(&side.f, &config, side.client);
+    cr_assert(sequence_create(engine, &request, &seq, &err) >= 0, "%s", err.text);
+    while (sequence_prefill_step(seq) > 0)
+        ;
+    for (int i = 0; i < COMPLETES; i++)
+        fixture_decode(engine, seq, tokens[i]);
+    for (int i = COMPLETES; !failed && i < MOST_STEPS; i++)
+        failed = step_without_memory(engine, seq, tokens[i]);
+    sequence_stats(seq, &stats);
+    cr_expect(failed && stats.private_blocks == 1, "%d private blocks", stats.private_blocks);
+    sequence_retire_answer(seq);
+    sequence_free(seq);
+    engine_free(engine);
+}
+
 /* Whoever does not score by it has none, nor who attends everything. */
 Test(index_emulated, only_its_scorer_has_one)
 {
