@@ -122,9 +122,7 @@ static int decode_staged(struct sequence *seq, int block)
             e->copies[i] = slice_copy_in(seq, layer + i, block, slice_staging_at(e, i));
             e->slices[layer + i].slice = slice_staging_at(e, i);
         }
-        r = slice_staging_load(e, n);
-        if (r >= 0)
-            r = slice_staging_begin(e, false);
+        r = slice_staging_read(e, n);
         if (r >= 0)
             r = m->ops->block_decode(m->stream, e->slices + layer, n);
         r = slice_staging_end(e, r);

@@ -72,11 +72,6 @@ static void make_fingerprint(struct engine *engine)
     crypto_generichash(engine->fingerprint, sizeof(engine->fingerprint), (const uint8_t *)&in, sizeof(in), NULL, 0);
 }
 
-static int min_int(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 /* The most kept rows that one KV head of a layer can get. */
 static int kept_rows_max(const struct engine *engine)
 {
@@ -114,11 +109,6 @@ static struct op_bounds op_bounds_of(const struct engine *engine)
 static size_t line_floats(int64_t n)
 {
     return ((size_t)n + 15) / 16 * 16;
-}
-
-static size_t round64(size_t bytes)
-{
-    return (bytes + 63) & ~(size_t)63;
 }
 
 /* Pieces of less than 96 KiB, slices of small models, cross the bus at less than a third of its rate, which they can afford. */
@@ -192,7 +182,7 @@ static void size_engine(struct engine *engine)
         s->device_blocks = true;
         if (engine->config.scorer->kernel == PAGE_SCORER_INDEX2 && engine->fetch_pages != INT32_MAX) /* where all is attended nobody scores */
             size_index(engine, s);
-        s->counts = ((size_t)engine->config.max_batch * sizeof(struct page_counts) + 63) & ~(size_t)63;
+        s->counts = round64((size_t)engine->config.max_batch * sizeof(struct page_counts));
         s->pages = device_pages_bytes(engine);
         size_loads(engine, s);
     }

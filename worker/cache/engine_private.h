@@ -9,6 +9,17 @@
 #include "worker/model/model.h"
 #include <errno.h>
 
+static inline int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Bytes of a piece of device memory: what lies behind it begins on 64 again, as allocations do. */
+static inline size_t round64(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
 /* ---- plan: what follows from n_prompt, max_new and the configuration alone (sequence_plan.c) ---- */
 struct sequence_plan {
     int n_prompt, n_total;        /* n_total = n_prompt + max_new: positions there can ever be */
@@ -343,6 +354,8 @@ struct device_copy slice_copy_in(const struct sequence *seq, int layer, int bloc
 int slice_staging_load(struct engine *engine, int n);
 /* From begin to end ops on the model's stream read and, with `writes`, write the half. `result`: of what was done in between; returned if it is negative. */
 int slice_staging_begin(struct engine *engine, bool writes);
+/* load and begin, to read. */
+int slice_staging_read(struct engine *engine, int n);
 int slice_staging_end(struct engine *engine, int result);
 /* In place of end: slices leave by engine->copies, n of them. */
 int slice_staging_leave(struct engine *engine, int n);

@@ -10,11 +10,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static int min_int(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 static int cached_blocks(const struct sequence *seq)
 {
     return seq->n_cached / BLOCK_TOKENS;
@@ -127,9 +122,7 @@ static int decode_staged(struct sequence *seq, int layer, int first, int n)
         e->copies[i] = slice_copy_in(seq, layer, first + i, slice_staging_at(e, i));
         decoded_block(seq, layer, first, i)->slice = slice_staging_at(e, i);
     }
-    int r = slice_staging_load(e, n);
-    if (r >= 0)
-        r = slice_staging_begin(e, false);
+    int r = slice_staging_read(e, n);
     if (r >= 0)
         r = decode_blocks(seq, n);
     return slice_staging_end(e, r);

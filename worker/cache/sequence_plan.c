@@ -4,17 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
-static inline int min_int(int a, int b)
-{
-    return a < b ? a : b;
-}
 static inline int max_int(int a, int b)
 {
     return a > b ? a : b;
-}
-static size_t round64(size_t bytes)
-{
-    return (bytes + 63) & ~(size_t)63;
 }
 
 /* Sinks and the newest prompt tokens count inside the budget. Those of them that the recent window holds anyway need no row: each position is in one tier. */

@@ -79,6 +79,12 @@ int slice_staging_begin(struct engine *e, bool writes)
     return r;
 }
 
+int slice_staging_read(struct engine *e, int n)
+{
+    const int r = slice_staging_load(e, n);
+    return r < 0 ? r : slice_staging_begin(e, false);
+}
+
 static void next_half(struct engine *e)
 {
     e->staging.half = (e->staging.half + 1) % STAGING_HALVES;

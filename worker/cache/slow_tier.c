@@ -84,9 +84,7 @@ static int summarize_staged(struct sequence *seq, int layer, int first, int n)
     struct engine *e = seq->engine;
     for (int i = 0; i < n; i++)
         e->copies[i] = slice_copy_in(seq, layer, first + i, slice_staging_at(e, i));
-    int r = slice_staging_load(e, n);
-    if (r >= 0)
-        r = slice_staging_begin(e, false);
+    int r = slice_staging_read(e, n);
     if (r >= 0)
         r = summarize(seq, layer, first, n, true);
     return slice_staging_end(e, r);
